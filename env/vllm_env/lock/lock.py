@@ -149,9 +149,22 @@ def _violation(lock: LockFile, rules: ReleaseRules) -> str:
     # A lock does not record its Triton release: a lock for an older one often fits a newer one.
     numpy = next((wheel.version for wheel in lock.wheels if wheel.name == "numpy"), "")
     bound = rules.numpy_bound
-    if not numpy or not bound or Requirement(bound).specifier.contains(numpy):
-        return ""
-    return f"numpy is {numpy}, and Triton since {rules.since} needs {bound}"
+    if numpy and bound and not Requirement(bound).specifier.contains(numpy):
+        return f"numpy is {numpy}, and Triton since {rules.since} needs {bound}"
+    # The pinned vLLM may be built on this machine, and its file name then says nothing. The other
+    # wheels were chosen for the glibc of a release.
+    for wheel in lock.wheels:
+        if not wheel.url and _needed_glibc(wheel.file) > rules.glibc:
+            return (
+                f"{wheel.file} needs glibc 2.{_needed_glibc(wheel.file)}, "
+                f"and Triton since {rules.since} has 2.{rules.glibc}"
+            )
+    return ""
+
+
+def _needed_glibc(file: str) -> int:
+    """Return the minor version of the oldest glibc for which a wheel was made; 0 for any."""
+    return min(map(int, re.findall(r"manylinux_2_(\d+)_", file)), default=0)
 
 
 def _with_files(

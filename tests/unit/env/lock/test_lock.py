@@ -90,6 +90,18 @@ def test_a_lock_of_an_older_triton_fits_a_newer_one_and_not_the_other_way(spec: 
     assert "numpy is 2.2.0, and Triton since 23.05 needs numpy<2" in caught.value.cause
 
 
+def test_a_lock_whose_wheels_need_a_newer_glibc_does_not_fit(spec: Spec, root: Path) -> None:
+    """It would install, and its libraries would not load in the older container; the oldest glibc of a wheel counts."""
+    file = spec.path.with_name("pylock.s-cpu.toml")
+    file.write_text(file.read_text().replace("manylinux_2_17_x86_64", "manylinux_2_17_x86_64.manylinux_2_39_x86_64"))
+    assert _make(spec, root, "24.10", locked=True).versions()["numpy"] == "1.26.4"
+    file.write_text(file.read_text().replace("manylinux_2_17_x86_64.", ""))
+    assert _make(spec, root, "25.08", locked=True).versions()["numpy"] == "1.26.4"
+    with pytest.raises(VllmEnvError) as caught:
+        _make(spec, root, "24.10", locked=True)
+    assert "manylinux_2_39_x86_64.whl needs glibc 2.39, and Triton since 23.05 has 2.35" in caught.value.cause
+
+
 def test_locked_says_that_the_interpreter_is_this_machines(
     spec: Spec, root: Path, channel: Channel, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from vllm_env.publish.model_folder import (
     BuiltSet,
     copy_code,
     set_environment_path,
+    stage_additions,
     stage_candidate,
     stage_model,
     write_set,
@@ -160,6 +161,13 @@ def test_only_the_projects_own_environment_path_is_changed(tmp_path: Path, name:
     assert config.stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "shared").read_text() == f'string_value: "{value}"  # mine\n'
     assert config.samefile(tmp_path / "shared") is (value == becomes)
+
+
+def test_engine_arguments_behind_a_link_are_not_missing(built: BuiltSet, model: Path, tmp_path: Path) -> None:
+    """In a staged folder a relative link leads nowhere; the model refuses two files that differ."""
+    (model / "1" / "model.json").symlink_to("../../arguments.json")
+    missing = stage_additions(built, _TEMPLATE, model, tmp_path / "missing")
+    assert "vllm_engine_args.json" not in _files(missing)
 
 
 def test_the_manifest_is_placed_last() -> None:

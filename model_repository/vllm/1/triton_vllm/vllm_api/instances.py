@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.vllm_api.engine import created
+from triton_vllm.vllm_api.engine import start_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,4 +189,4 @@ def _client(
             client_index=index,
         )
 
-    return created(vllm, values, make)
+    return start_with(vllm, values, make)
