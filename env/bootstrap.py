@@ -132,8 +132,11 @@ def is_made(folder: Path, lock: Path) -> bool:
 
 def read_stamp(folder: Path) -> str:
     """Return the stamp of an environment, or an empty string if it has none that can be read."""
-    stamp = folder / ".stamp"
-    return stamp.read_text("utf-8") if stamp.is_file() and os.access(stamp, os.R_OK) else ""
+    try:
+        return (folder / ".stamp").read_text("utf-8")
+    # A file that is not UTF-8 raises a ValueError.
+    except (OSError, ValueError):
+        return ""
 
 
 def sources_of(options: argparse.Namespace) -> list[str]:

@@ -70,8 +70,8 @@ def _set_variables(prefix: str) -> None:
     """Set the environment's variables; one that is set already keeps its value."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_vllm_env_variables.txt")
-    # The variables only save time. An exception would end this hook before its last step, and print
-    # a traceback at every start.
+    # Without the file, only the cache of compiled kernels is shared with other environments. An
+    # exception would end this hook before its last step, and print a traceback at every start.
     try:
         with open(file, encoding="utf-8") as stream:
             lines = stream.read().splitlines()
