@@ -101,6 +101,15 @@ def test_record_has_the_digest_of_what_was_rewritten(prefix: Path) -> None:
     assert "demo-1.dist-info/direct_url.json" not in rows
 
 
+def test_a_row_of_another_form_stays_as_it_is(prefix: Path) -> None:
+    """uv accepts a row with two columns, and a size that is no number; neither ends the build."""
+    record = _info(prefix) / "RECORD"
+    odd = ["demo/stripped.so,sha256=old", "demo-1.dist-info/METADATA,sha256=kept,many"]
+    record.write_text("\n".join([*odd, "", "demo/gone.py,"]) + "\n")
+    _relocate(prefix)
+    assert record.read_text().splitlines() == sorted(odd)
+
+
 def test_what_tells_of_this_installation_is_removed(prefix: Path) -> None:
     """When, from where and by which tool was installed would differ between two builds of one lock."""
     _relocate(prefix)
