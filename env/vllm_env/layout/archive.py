@@ -21,6 +21,7 @@ from .layout import EnvironmentRecord, Layout, Packed, Tree
 from .tar import plan_archive, write_archive
 
 _FORMAT = 4  # raise it when the bytes of an archive change
+_FULL = "The file system is full."
 # Messages of libarchive and their meaning. They are in its archive_write_disk_posix.c,
 # archive_read_support_format_tar.c and archive_read_support_filter_gzip.c.
 _MEANING = {
@@ -42,7 +43,7 @@ _MEANING = {
     r"Unrecognized archive format": (
         "Triton reads tar archives, compressed with gzip or not at all."
     ),
-    r"No space left|disk full": "The file system is full.",
+    r"No space left|disk full": _FULL,
 }
 
 
@@ -161,15 +162,17 @@ def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
 
 def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
     message = refused["message"]
-    meanings = [text for pattern, text in _MEANING.items() if re.search(pattern, message)]
+    # The first meaning gives the cause and the remedy, so that the two fit each other.
+    meanings = (text for pattern, text in _MEANING.items() if re.search(pattern, message))
+    meaning = next(meanings, "")
     answer = f"{refused['call']}() answers {refused['status']}: {message}"
     place = f" at {refused['member']}" if refused["member"] else ""
     remedy = REBUILD
-    if "The file system is full." in meanings:
+    if meaning == _FULL:
         remedy = "Free some space, or point VLLM_ENV_CACHE to a larger file system."
     return VllmEnvError(
         f"{archive} cannot be unpacked{place}.",
-        cause=" ".join([*meanings[:1], answer]),
+        cause=" ".join(filter(None, (meaning, answer))),
         remedy=remedy,
     )
 

@@ -18,7 +18,7 @@ from support.small_fixtures import copy_slim, workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.workspace import CHECKOUT
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout import LAYOUTS, archive
 from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import make_relocatable, site_packages
@@ -130,3 +130,23 @@ def test_a_prefix_can_be_packed_by_itself(prefix: Path, packed: Packed, tmp_path
 def test_the_key_follows_the_prefix() -> None:
     """Another prefix is another archive."""
     assert LAYOUT.key("a") != LAYOUT.key("b")
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "remedy"),
+    [
+        ("truncated gzip input: No space left on device", "The archive is cut off or damaged.", "Build it again"),
+        ("Write failed: No space left on device", "The file system is full.", "Free some space"),
+        ("something new", "archive_x() answers -30: something new", "Build it again"),
+    ],
+)
+def test_cause_and_remedy_of_a_refusal_fit(
+    message: str, cause: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message with two meanings gets both from the first of them."""
+    refused = {"call": "archive_x", "status": -30, "message": message, "member": ""}
+    monkeypatch.setattr(archive, "_replay", lambda *_: {"refused": refused})
+    with pytest.raises(VllmEnvError) as caught:
+        archive.unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+    assert caught.value.cause.startswith(cause)
+    assert caught.value.remedy.startswith(remedy)
