@@ -165,6 +165,8 @@ class TritonServer:
         """
         self._started = time.time()
         self._failed = True
+        # A second attempt knows nothing of the first one's processes: Linux may use an id again.
+        self._dead = frozenset()
         self._has_dead_stub = False
         # The server gets its own folder for temporary files: vLLM leaves one socket there for each
         # engine that it starts.
