@@ -50,9 +50,11 @@ def main(arguments: list[str]) -> int:
     """Replace this process by the packager, or return an exit code."""
     try:
         if arguments[:1] == ["--environment"]:
-            _, folder_name, lock = arguments
+            if len(arguments) < 3:
+                say("usage: bootstrap.py --environment FOLDER LOCK")
+                return 2
             _, options = parse([])
-            ensure(Path(folder_name).absolute(), Path(lock), options)
+            ensure(Path(arguments[1]).absolute(), Path(arguments[2]), options)
             return 0
         # A wrong option, --help and --version need no tools, so they come first.
         _, options = parse(arguments)
@@ -126,9 +128,16 @@ def stamp_of(lock: Path) -> str:
 
 def is_made(folder: Path, lock: Path) -> bool:
     """Return whether an environment is complete, for this interpreter and lock."""
-    stamp = folder / ".stamp"
-    readable = os.access(folder / "bin" / "python", os.X_OK) and os.access(stamp, os.R_OK)
-    return readable and stamp.read_text("utf-8") == stamp_of(lock)
+    return os.access(folder / "bin" / "python", os.X_OK) and read_stamp(folder) == stamp_of(lock)
+
+
+def read_stamp(folder: Path) -> str:
+    """Return the stamp of an environment; "" if it has none that can be read, such as a folder."""
+    try:
+        return (folder / ".stamp").read_text("utf-8")
+    # A file that is not UTF-8 raises a ValueError.
+    except (OSError, ValueError):
+        return ""
 
 
 def sources_of(options: argparse.Namespace) -> list[str]:
@@ -159,6 +168,8 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
     """Make the virtual environment and install the lock into it."""
     # 1) The environment. By its stamp, even an unfinished one can be removed later.
     stamp = folder / ".stamp"
+    if stamp.is_dir() and not stamp.is_symlink():
+        shutil.rmtree(stamp)
     stamp.unlink(missing_ok=True)
     run(
         [sys.executable, "-I", "-m", "venv", "--clear", "--without-pip", folder],
@@ -235,7 +246,7 @@ def remove_outdated(folder: Path) -> None:
     """Remove this interpreter's environments of other locks, unless a packager runs in them."""
     with locked(folder.parent, lambda: None):
         for stamp in folder.parent.glob("venv*/.stamp"):
-            is_own = stamp.read_text("utf-8").startswith(f"{sys.executable} {VERSION} ")
+            is_own = read_stamp(stamp.parent).startswith(f"{sys.executable} {VERSION} ")
             if is_own and stamp.parent != folder:
                 remove_unlocked(stamp.parent)
 
