@@ -149,9 +149,24 @@ def _violation(lock: LockFile, rules: ReleaseRules) -> str:
     # A lock does not record its Triton release: a lock for an older one often fits a newer one.
     numpy = next((wheel.version for wheel in lock.wheels if wheel.name == "numpy"), "")
     bound = rules.numpy_bound
-    if not numpy or not bound or Requirement(bound).specifier.contains(numpy):
-        return ""
-    return f"numpy is {numpy}, and Triton since {rules.since} needs {bound}"
+    if numpy and bound and not Requirement(bound).specifier.contains(numpy):
+        return f"numpy is {numpy}, and Triton since {rules.since} needs {bound}"
+    for wheel in lock.wheels:
+        needed = _needed_glibc(wheel.file)
+        # A wheel with a URL was chosen by the user, and not for a release.
+        if not wheel.url and needed > rules.glibc:
+            has = f"Triton since {rules.since} has 2.{rules.glibc}"
+            return f"{wheel.file} needs glibc 2.{needed}, and {has}"
+    return ""
+
+
+def _needed_glibc(file: str) -> int:
+    """Return the minor version of glibc that a wheel needs by its name; 0 if it names none."""
+    # Each platform of a name is enough. The names from before PEP 600 need glibc 2.17 or older,
+    # and every known Triton has a newer one.
+    platforms = file.removesuffix(".whl").rpartition("-")[2].split(".")
+    matches = [re.match(r"manylinux_2_(\d+)_", platform) for platform in platforms]
+    return min((int(match[1]) if match else 0 for match in matches), default=0)
 
 
 def _with_files(
