@@ -14,6 +14,7 @@ import os
 import re
 import urllib.parse
 import zipfile
+import zlib
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -145,8 +146,17 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
             names = archive.namelist()
             metadata = next(n for n in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
             declared = _declared_name(archive.read(metadata).decode())
-    # ValueError: also a wrong file name, and METADATA that is not UTF-8.
-    except (ValueError, zipfile.BadZipFile, StopIteration, OSError) as error:
+    # A wrong file name, or METADATA that is not UTF-8, is a ValueError. Damaged compressed data is
+    # a zlib.error or an EOFError, and an encrypted file is a RuntimeError.
+    except (
+        ValueError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+        StopIteration,
+        OSError,
+    ) as error:
         raise UsageError(
             f"{wheel} is not a wheel that can be installed: {str(error) or 'it has no metadata'}.",
             remedy="Download it again. Its name must have the form "

@@ -82,6 +82,19 @@ def test_a_wheel_with_damaged_metadata_is_refused_with_the_reason(metadata: byte
     assert "Download it again" in caught.value.remedy
 
 
+def test_a_wheel_whose_metadata_cannot_be_unpacked_is_refused(tmp_path: Path) -> None:
+    """Its list of files is whole, and the compressed data is damaged."""
+    wheel = tmp_path / "vllm-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("vllm-1.0.dist-info/METADATA", "Name: vllm\n" * 100)
+    data = bytearray(wheel.read_bytes())
+    start = data.index(b"METADATA") + len("METADATA")
+    data[start : start + 4] = b"\xff\xff\xff\xff"
+    wheel.write_bytes(data)
+    with pytest.raises(UsageError, match=r"is not a wheel that can be installed: .*invalid"):
+        _resolve(tmp_path, Pin("wheel", str(wheel)))
+
+
 @pytest.mark.parametrize(
     ("pin", "wanted"),
     [
