@@ -236,7 +236,9 @@ def write_engine_args(template: Path, model: Path) -> None:
 
 
 def _has_engine_args(model: Path) -> bool:
-    return os.path.lexists(model / ENGINE_ARGS_NAME) or (model / OFFICIAL_ARGS).exists()
+    # Path.exists() is wrong here: in a staged folder, a relative link may lead nowhere. The example
+    # would then be added next to the user's arguments, and the model refuses two that differ.
+    return any(os.path.lexists(model / name) for name in (ENGINE_ARGS_NAME, OFFICIAL_ARGS))
 
 
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:

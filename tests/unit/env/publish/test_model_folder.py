@@ -173,3 +173,14 @@ def test_completing_writes_through_no_hard_link(tmp_path: Path, built: BuiltSet,
     stage_model(built, model, _TEMPLATE, tmp_path / "new")
     assert (model / "1" / "model.py").read_text() == "mine"
     assert (tmp_path / "new" / "1" / "model.py").read_text() != "mine"
+
+
+def test_engine_arguments_behind_a_relative_link_are_not_added_again(tmp_path: Path, built: BuiltSet, model: Path) -> None:
+    """The link leads nowhere in the staged folder, and somewhere again where the model is published."""
+    (tmp_path / "models" / "shared.json").write_text('{"model": "mine"}')
+    (model / "1" / "model.json").symlink_to("../../shared.json")
+    new = tmp_path / "elsewhere" / "deeper" / "vllm"
+    new.mkdir(parents=True)
+    stage_model(built, model, _TEMPLATE, new)
+    assert (new / "1" / "model.json").is_symlink()
+    assert not (new / "vllm_engine_args.json").exists()
