@@ -128,11 +128,12 @@ def stamp_of(lock: Path) -> str:
 
 def is_made(folder: Path, lock: Path) -> bool:
     """Return whether an environment is complete, for this interpreter and lock."""
-    return os.access(folder / "bin" / "python", os.X_OK) and read_stamp(folder) == stamp_of(lock)
+    has_python = os.access(folder / "bin" / "python", os.X_OK)
+    return has_python and read_stamp(folder) == stamp_of(lock)
 
 
 def read_stamp(folder: Path) -> str:
-    """Return the stamp of an environment; "" if it has none that can be read, such as a folder."""
+    """Return the stamp of an environment, or an empty string if it has none that can be read."""
     try:
         return (folder / ".stamp").read_text("utf-8")
     # A file that is not UTF-8 raises a ValueError.
@@ -168,9 +169,8 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
     """Make the virtual environment and install the lock into it."""
     # 1) The environment. By its stamp, even an unfinished one can be removed later.
     stamp = folder / ".stamp"
-    if stamp.is_dir() and not stamp.is_symlink():
-        shutil.rmtree(stamp)
-    stamp.unlink(missing_ok=True)
+    if stamp.is_file():
+        stamp.unlink()
     run(
         [sys.executable, "-I", "-m", "venv", "--clear", "--without-pip", folder],
         what="make a virtual environment",
@@ -245,10 +245,10 @@ def require_installed(folder: Path, lock: Path) -> None:
 def remove_outdated(folder: Path) -> None:
     """Remove this interpreter's environments of other locks, unless a packager runs in them."""
     with locked(folder.parent, lambda: None):
-        for stamp in folder.parent.glob("venv*/.stamp"):
-            is_own = read_stamp(stamp.parent).startswith(f"{sys.executable} {VERSION} ")
-            if is_own and stamp.parent != folder:
-                remove_unlocked(stamp.parent)
+        for other in folder.parent.glob("venv*"):
+            is_own = read_stamp(other).startswith(f"{sys.executable} {VERSION} ")
+            if is_own and other != folder:
+                remove_unlocked(other)
 
 
 def become(folder: Path, arguments: list[str]) -> NoReturn:

@@ -16,7 +16,7 @@ from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.pins import NotKnownError
 from vllm_env.lock.pylock import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
-from vllm_env.model.files import check_receiver
+from vllm_env.model.files import check_model_folder
 from vllm_env.model.manifest import Manifest, read_manifest
 from vllm_env.prefix.prefix import prefix_key
 from vllm_env.publish.adopt import Adoption
@@ -146,7 +146,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     """
     # 1) Where the set goes, and the Triton that will serve it
     check_writable(request.repository, request.model)
-    check_receiver(request.model_folder)
+    check_model_folder(request.model_folder)
     triton = find_triton(workspace, request.triton_root)
     # 2) What it contains. A spec that --save wrote has only one profile: the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None

@@ -75,12 +75,14 @@ def test_protocols_and_variables_are_needs_by_themselves(copy):
     """What a protocol declares must be there, since the version that it names; so must each variable that is set or read."""
     protocols = copy / "triton_vllm" / "base" / "protocols.py"
     more = '\n    async def reset_cache(self, level: int) -> bool:\n        """Forget, since 0.31."""\n'
+    more += '\n    @property\n    def depth(self) -> int:\n        """How deep it sleeps, since 0.32."""\n'
     protocols.write_text(protocols.read_text("utf-8") + more, "utf-8")  # the last class is the engine
     (copy / "triton_vllm" / "startup" / "more.py").write_text('NAME = "VLLM_OF_TOMORROW"\n')
     read = adapter.read(copy)
     assert read.classes["vllm.v1.engine.async_llm.AsyncLLM"]["reset_cache"] == needs.Member(
         ("level",), awaited=True, since="0.31"
     )
+    assert read.classes["vllm.v1.engine.async_llm.AsyncLLM"]["depth"] == needs.Member(since="0.32")
     assert read.variables["VLLM_OF_TOMORROW"] == needs.OLDEST
 
 

@@ -108,6 +108,10 @@ def test_the_command(official: Path, tmp_path: Path, thin_lab: Lab) -> None:
     (target / "mine.json").write_text("{}")
     refreshed = run()
     assert refreshed.returncode == 0, refreshed.stderr
+    where, next_line, serve, ask = refreshed.stdout.splitlines()
+    assert (where.split(":")[0], next_line) == (str(target), "Next:")
+    assert serve.endswith(f"bin/tritonserver --model-store={repository}")
+    assert "--model opt" in ask
     assert "was adopted before: its environment and code are replaced" in refreshed.stderr
     found = _files(target)
     assert found.pop("mine.json") == b"{}"

@@ -253,6 +253,19 @@ def test_what_a_killed_run_left_is_made_again(place: Place) -> None:
     assert len(place.environments()) == 1
 
 
+def test_a_folder_in_place_of_a_stamp_counts_as_none(place: Place) -> None:
+    """The environment is made again; another interpreter's stays."""
+    assert place.run()[0] == 0
+    (own,) = place.environments()
+    for folder in (own, place.tools / "venv-other"):
+        (folder / ".stamp").unlink(missing_ok=True)
+        (folder / ".stamp").mkdir(parents=True)
+    code, out, err = place.run()
+    assert (code, out[:6], err[:5]) == (0, '["1.0"', "tools")
+    assert (own / ".stamp").is_file()
+    assert (place.tools / "venv-other/.stamp").is_dir()
+
+
 def test_outdated_tools_go_unless_somebody_runs_in_them(place: Place) -> None:
     """After a new lock, and those of an older bootstrap, too; another interpreter's stay."""
     running = place.start()

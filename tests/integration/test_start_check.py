@@ -94,8 +94,8 @@ def test_refuses_an_environment_without_its_hook(prefix: Path, workspace: Worksp
     """Without 00_vllm_env.pth the planted PYTHONPATH shadows numpy; without that too, files are read as ASCII."""
     (site_packages(prefix) / "00_vllm_env.pth").unlink()
     with pytest.raises(CommandError, match=r"00_vllm_env\.pth did not run"):
-        start(workspace, prefix, ("numpy",), python="3.11", activates=False)
-    started = start(workspace, prefix, (), python="3.11", activates=False)
+        start(workspace, prefix, ("numpy",), activates=False)
+    started = start(workspace, prefix, (), activates=False)
     assert started.encoding == "ANSI_X3.4-1968"
     assert any(path.endswith("/foreign") for path in started.path)
 
@@ -112,10 +112,10 @@ def test_tells_bytecode_that_does_not_fit_its_source(prefix: Path, workspace: Wo
     """Bytecode of an older source would be compiled again at each start; the probe leaves it as it finds it."""
     source = site_packages(prefix) / "numpy" / "__init__.py"
     subprocess.run([prefix / "bin" / "python", "-I", "-S", "-m", "py_compile", source], check=True)
-    assert "numpy" not in start(workspace, prefix, ("numpy",), python="3.11", activates=False).stale
+    assert "numpy" not in start(workspace, prefix, ("numpy",), activates=False).stale
     os.utime(source, (1_577_836_800, 1_577_836_800))
     for _ in range(2):
-        assert "numpy" in start(workspace, prefix, ("numpy",), python="3.11", activates=False).stale
+        assert "numpy" in start(workspace, prefix, ("numpy",), activates=False).stale
 
 
 def test_conda_pack_refuses_an_editable_install(prefix: Path) -> None:

@@ -113,14 +113,14 @@ def test_the_start_check_stands_for_an_embedded_interpreter(
     if release != "24.10":
         options = StubOptions(git_url=make_organisation(tmp_path, place.pybind11[release], release=release))
     stub = place.build(options, release)
-    bare = start(place.workspace, place.prefix, (), python="3.11", activates=False).encoding
+    bare = start(place.workspace, place.prefix, (), activates=False).encoding
     if release == "24.10":  # later ones have the interpreter configure its locale
         assert _embedded(stub.path, place.prefix)[2] == bare == "ANSI_X3.4-1968"
 
     with_hook = tmp_path / "env"
     shutil.copytree(place.prefix, with_hook, symlinks=True)
     install_runtime(with_hook, "a" * 64)
-    assert start(place.workspace, with_hook, (), python="3.11", activates=False).encoding == "UTF-8"
+    assert start(place.workspace, with_hook, (), activates=False).encoding == "UTF-8"
     assert _embedded(stub.path, with_hook)[2].upper() == "UTF-8"
 
 

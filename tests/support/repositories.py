@@ -71,10 +71,11 @@ def build(repository: Path) -> Path:
     ready = os.environ.get("VLLM_ENV_TEST_REPOSITORY")
     if ready:
         return Path(ready).resolve()
+    if "VLLM_ENV_TEST_TRITON_ROOT" not in os.environ:
+        ensure_triton()
     environment = os.environ.get("VLLM_ENV_TEST_ENVIRONMENT")
     if environment:
         return assemble(repository, Path(environment).resolve())
-    ensure_triton()
     argv: list[str | Path] = [CHECKOUT / "gen_vllm_env.sh", "--no-smoke-run", "--model-repository", repository]
     if "VLLM_ENV_TEST_TRITON_ROOT" in os.environ:
         argv += ["--triton-root", triton_root()]

@@ -20,7 +20,7 @@ from triton_vllm.base.official import NAME
 from triton_vllm.request.contract import INPUTS, OUTPUTS, Tensor
 from triton_vllm.startup.settings import Settings
 from vllm_env.cli.commands import COMMANDS
-from vllm_env.cli.main import _next_commands
+from vllm_env.cli.next_steps import next_commands
 from vllm_env.cli.parser import build_parser
 from vllm_env.lock.pylock import read_pylock
 from vllm_env.plan import BuildRequest
@@ -143,8 +143,19 @@ def test_nothing_that_a_build_leaves_is_for_git():
     names = re.findall(r"^\| `([\w.]+/?)` \|", section, re.MULTILINE)
     assert len(names) > 5
     for name in [*names, "vllm_env/", "vllm_engine_args.json"]:
-        path = f"model_repository/vllm/{name}"
-        assert subprocess.run(["git", "check-ignore", "--quiet", "--no-index", path], cwd=ROOT, check=False).returncode == 0, name
+        assert is_ignored(f"vllm/{name}"), name
+
+
+def test_a_model_of_the_users_is_not_for_git():
+    """``adopt`` and ``--model`` make one next to this project's own, whose files are."""
+    assert is_ignored("opt/1/model.json")
+    assert not is_ignored("vllm/a_new_file")
+
+
+def is_ignored(path: str) -> bool:
+    """Return whether git ignores a path below model_repository."""
+    argv = ["git", "check-ignore", "--quiet", "--no-index", f"model_repository/{path}"]
+    return subprocess.run(argv, cwd=ROOT, check=False).returncode == 0
 
 
 def test_the_readme_is_short():
@@ -184,10 +195,10 @@ def test_what_is_run_is_in_the_readme():
 def test_the_readme_types_what_a_build_names_next(monkeypatch):
     """The commands after "Next:", which test_published.py runs."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("vllm_env.cli.main.TOOLS", ROOT / ".tools/venv/bin")
+    monkeypatch.setattr("vllm_env.cli.next_steps.TOOLS", ROOT / ".tools/venv/bin")
     built: Any = SimpleNamespace(triton=TritonRoot(ROOT / ".triton", "24.10", rules_of("24.10")))
     request = BuildRequest(repository=ROOT / "model_repository")
-    assert {shlex.join(command) for command in _next_commands(built, request)} <= set(TYPED)
+    assert {shlex.join(command) for command in next_commands(built, request)} <= set(TYPED)
 
 
 def test_the_readme_shows_real_answers():

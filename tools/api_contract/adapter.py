@@ -87,7 +87,10 @@ def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
             since = _since(docstring, needs.OLDEST)
             members: dict[str, Member] = {}
             for item in node.body:
-                if isinstance(item, Function):
+                # A property is read like an attribute, so it has no parameters to compare.
+                if isinstance(item, Function) and _is_property(item):
+                    members[item.name] = Member(since=_since(ast.get_docstring(item), since))
+                elif isinstance(item, Function):
                     members[item.name] = _member(item, since)
                 elif isinstance(item, ast.AnnAssign):
                     members |= dict.fromkeys(targets(item), Member(since=since))
@@ -105,6 +108,10 @@ def _member(node: Function, class_since: str) -> Member:
     arguments = (*node.args.args, *node.args.kwonlyargs)
     parameters = tuple(argument.arg for argument in arguments if argument.arg != "self")
     return Member(parameters, awaited=is_awaited(node), since=since)
+
+
+def _is_property(node: Function) -> bool:
+    return any(ast.unparse(item) == "property" for item in node.decorator_list)
 
 
 def is_awaited(node: Function) -> bool:

@@ -81,7 +81,10 @@ def _is_recorded(owner: str, name: str, node: ast.AST) -> bool:
 
 
 def text_of(node: ast.AST) -> str:
-    """Return a definition without its body: bases, a signature, or a type with its default."""
+    """Return a definition without its body: bases, a signature, or a type with its default.
+
+    If this text is the same in two versions of vLLM, callers need no change.
+    """
     decorators = [f"@{ast.unparse(item)} " for item in getattr(node, "decorator_list", [])]
     if isinstance(node, ast.ClassDef):
         return f"{''.join(decorators)}({', '.join(map(ast.unparse, node.bases))})"
@@ -96,4 +99,5 @@ def text_of(node: ast.AST) -> str:
     # A class attribute, such as an enum's member.
     if isinstance(node, ast.Assign):
         return f"= {ast.unparse(node.value)}"
+    # An attribute that ``__init__`` assigns has no declaration to show.
     return "set in __init__"

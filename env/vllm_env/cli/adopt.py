@@ -12,6 +12,7 @@ from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import Adoption, read_adoption, stage_template
 
+from .next_steps import next_lines
 from .options import open_workspace, request_of
 
 
@@ -53,6 +54,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
             f"{request.model_folder}: adopted from {source}, "
             "which is unchanged and keeps the weights"
         )
+        lines += next_lines(result, request)
     if options.json:
         lines = [json.dumps(facts, indent=2)]
     for line in lines:

@@ -5,23 +5,20 @@ Exit codes: 0 done, 1 the build or a check failed, 2 wrong usage, 130 interrupte
 
 import dataclasses
 import json
-import shlex
-import shutil
 import sys
 import traceback
-from pathlib import Path
 
 from vllm_env.base.cache import give_cache
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.report import Console, reporting_to
-from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult, build
 from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.plan import UNKNOWN, BuildRequest, Plan, make_dry_plan
 
 from .commands import COMMANDS
 from .forecast import forecast, print_forecast
+from .next_steps import next_lines
 from .options import open_workspace, request_of
 from .parser import parse
 
@@ -136,28 +133,5 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
     console.result(f"{result.model}: {state}, {versions}")
     if warmed := result.warmed:
         console.result(f"{warmed.folder}: {warmed.files} files, {warmed.size / 1e6:.0f} MB")
-    console.result("Next:")
-    for command in _next_commands(result, request):
-        console.result(f"  {shlex.join(command)}")
-
-
-def _next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str], list[str]]:
-    """Return the commands that start the server and ask the model, for the current folder."""
-    python = sys.executable
-    # The client finds its checkout's tools by itself. An installed wheel has only this interpreter.
-    if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3"):
-        python = "python3"
-    ask = [python, _here(CHECKOUT / "client" / "client.py"), "--iterations", "10"]
-    if request.model != "vllm":
-        ask += ["--model", request.model]
-    # The client's default is prompts.txt in the current folder.
-    if Path.cwd() != CHECKOUT:
-        ask += ["--input-prompts", _here(CHECKOUT / "prompts.txt")]
-    serve = [_here(result.triton.binary), f"--model-store={_here(request.repository)}"]
-    return serve, ask
-
-
-def _here(path: Path) -> str:
-    """Return a path relative to the current folder if it is below it, else the path itself."""
-    folder = Path.cwd()
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+    for line in next_lines(result, request):
+        console.result(line)

@@ -70,12 +70,12 @@ def _set_variables(prefix: str) -> None:
     """Set the environment's variables; one that is set already keeps its value."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_vllm_env_variables.txt")
+    # Without the file, only the cache of compiled kernels is shared with other environments. An
+    # exception would end this hook before its last step, and print a traceback at every start.
     try:
         with open(file, encoding="utf-8") as stream:
             lines = stream.read().splitlines()
     except OSError:
-        # Without the file, only a cache of kernels is shared with other environments. An error here
-        # would also skip the rest of this hook.
         return
     for line in lines:
         name, _, value = line.partition("=")

@@ -20,8 +20,8 @@ from .cached import find_packed, keep_packed
 from .layout import EnvironmentRecord, Layout, Packed, Tree
 from .tar import plan_archive, write_archive
 
-_FORMAT = 4  # raise it when the bytes of an archive change
 _FULL = "The file system is full."
+_FORMAT = 4  # raise it when the bytes of an archive change
 # Messages of libarchive and their meaning. They are in its archive_write_disk_posix.c,
 # archive_read_support_format_tar.c and archive_read_support_filter_gzip.c.
 _MEANING = {
@@ -162,9 +162,8 @@ def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
 
 def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
     message = refused["message"]
-    # The first meaning gives the cause and the remedy, so that the two fit each other.
-    meanings = (text for pattern, text in _MEANING.items() if re.search(pattern, message))
-    meaning = next(meanings, "")
+    # A message may fit several patterns. The first one gives the cause and the remedy.
+    meaning = next((text for pattern, text in _MEANING.items() if re.search(pattern, message)), "")
     answer = f"{refused['call']}() answers {refused['status']}: {message}"
     place = f" at {refused['member']}" if refused["member"] else ""
     remedy = REBUILD
@@ -172,7 +171,7 @@ def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
         remedy = "Free some space, or point VLLM_ENV_CACHE to a larger file system."
     return VllmEnvError(
         f"{archive} cannot be unpacked{place}.",
-        cause=" ".join(filter(None, (meaning, answer))),
+        cause=f"{meaning} {answer}".lstrip(),
         remedy=remedy,
     )
 

@@ -151,22 +151,20 @@ def _violation(lock: LockFile, rules: ReleaseRules) -> str:
     bound = rules.numpy_bound
     if numpy and bound and not Requirement(bound).specifier.contains(numpy):
         return f"numpy is {numpy}, and Triton since {rules.since} needs {bound}"
+    # The pinned vLLM may be built on this machine, and its file name then says nothing. The other
+    # wheels were chosen for the glibc of a release.
     for wheel in lock.wheels:
-        needed = _needed_glibc(wheel.file)
-        # A wheel with a URL was chosen by the user, and not for a release.
-        if not wheel.url and needed > rules.glibc:
-            has = f"Triton since {rules.since} has 2.{rules.glibc}"
-            return f"{wheel.file} needs glibc 2.{needed}, and {has}"
+        if not wheel.url and _needed_glibc(wheel.file) > rules.glibc:
+            return (
+                f"{wheel.file} needs glibc 2.{_needed_glibc(wheel.file)}, "
+                f"and Triton since {rules.since} has 2.{rules.glibc}"
+            )
     return ""
 
 
 def _needed_glibc(file: str) -> int:
-    """Return the minor version of glibc that a wheel needs by its name; 0 if it names none."""
-    # Each platform of a name is enough. The names from before PEP 600 need glibc 2.17 or older,
-    # and every known Triton has a newer one.
-    platforms = file.removesuffix(".whl").rpartition("-")[2].split(".")
-    matches = [re.match(r"manylinux_2_(\d+)_", platform) for platform in platforms]
-    return min((int(match[1]) if match else 0 for match in matches), default=0)
+    """Return the minor version of the oldest glibc for which a wheel was made; 0 for any."""
+    return min(map(int, re.findall(r"manylinux_2_(\d+)_", file)), default=0)
 
 
 def _with_files(

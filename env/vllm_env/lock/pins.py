@@ -138,6 +138,9 @@ def _keep(staging: Path, folder: Path) -> Path | None:
     return wheel.replace(folder / wheel.name)
 
 
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError)
+
+
 def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
     """Check that a file is a complete wheel of vLLM; return it as a requirement with its digest."""
     try:
@@ -146,17 +149,9 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
             names = archive.namelist()
             metadata = next(n for n in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
             declared = _declared_name(archive.read(metadata).decode())
-    # A wrong file name, or METADATA that is not UTF-8, is a ValueError. Damaged compressed data is
-    # a zlib.error or an EOFError, and an encrypted file is a RuntimeError.
-    except (
-        ValueError,
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        RuntimeError,
-        StopIteration,
-        OSError,
-    ) as error:
+    # ValueError: also a wrong file name, and METADATA that is not UTF-8. RuntimeError: METADATA is
+    # encrypted, or compressed in a way that Python does not know.
+    except (*_UNREADABLE, ValueError, StopIteration, RuntimeError, OSError) as error:
         raise UsageError(
             f"{wheel} is not a wheel that can be installed: {str(error) or 'it has no metadata'}.",
             remedy="Download it again. Its name must have the form "

@@ -88,8 +88,8 @@ def check_model(model: Path, manifest: Manifest) -> None:
         raise VllmEnvError(f"{code} cannot be parsed as Python: {error}.", remedy=_COPY) from error
 
 
-def check_receiver(model: Path) -> None:
-    """Check, before anything is built, that Triton would use the environment in this folder.
+def check_model_folder(model: Path) -> None:
+    """Check, before anything is built, that a model in this folder would use the environment.
 
     Raises:
         VllmEnvError: it is the official backend's model, or two files of engine arguments differ.

@@ -166,17 +166,15 @@ def _rewrite_record(record: Path, packages: Path, scripts: set[Path]) -> None:
     """Sort the rows, omit removed files, and update the digests of changed files."""
     rows = []
     for row in csv.reader(io.StringIO(record.read_text("utf-8"))):
-        if not row:
-            continue
-        path = row[0]
+        # Some wheels have rows of two columns, or empty lines. pip takes them, and so they stay.
+        path, _, size = (*row, "", "", "")[:3]
         file = Path(os.path.normpath(packages / path))
         # A row of bytecode stays: it is compiled later.
         if not file.exists() and not path.endswith(".pyc"):
             continue
-        # uv installs a wheel whose row has two columns or no number. Such a row stays as it is.
-        recorded = int(row[2]) if len(row) == 3 and row[2].isdecimal() else None
         # prune.py changes the size of a file. A script may have its old size by chance.
-        if file in scripts or (recorded is not None and recorded != file.stat().st_size):
+        has_changed = size.isdecimal() and int(size) != file.stat().st_size
+        if file in scripts or has_changed:
             data = file.read_bytes()
             sha256 = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             rows.append([path, f"sha256={sha256}", str(len(data))])

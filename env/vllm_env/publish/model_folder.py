@@ -83,8 +83,8 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
     if current.exists():
         _link_tree(current, new)
     with staging_in(new) as staging:
-        missing = stage_missing(built, template, new, staging / "missing")
-        place_missing(built, missing, new)
+        missing = stage_additions(built, template, new, staging / "missing")
+        place_additions(built, missing, new)
     set_environment_path(new, built.layout.environment, current)
 
 
@@ -107,12 +107,13 @@ def is_replaced(name: str) -> bool:
     return name in BUILT_NAMES or name.startswith(STAGING)
 
 
-def stage_missing(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
+def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
     """Make the folder ``missing`` with the files to add to ``target``, and return it.
 
-    A folder without ``config.pbtxt`` is not a complete model. It gets all files of the template,
-    also in place of its own. If it was adopted, it gets only those that it lacks. An adopted model
-    always gets the current code.
+    A model without engine arguments gets the template's example of them. A folder without
+    ``config.pbtxt`` is not a complete model. It gets all files of the template, also in place of
+    its own. If it was adopted, it gets only those that it lacks. An adopted model always gets the
+    current code.
     """
     # Placing the staged files later takes no more space, so a full disk is noticed here.
     missing.mkdir()
@@ -167,8 +168,8 @@ def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> 
     return ignore
 
 
-def place_missing(built: BuiltSet, missing: Path, target: Path) -> None:
-    """Move the files of ``stage_missing`` into a model's folder, ``config.pbtxt`` last.
+def place_additions(built: BuiltSet, missing: Path, target: Path) -> None:
+    """Move the files of ``stage_additions`` into a model's folder, ``config.pbtxt`` last.
 
     Placed files belong to the folder's owner.
     """
@@ -236,8 +237,7 @@ def write_engine_args(template: Path, model: Path) -> None:
 
 
 def _has_engine_args(model: Path) -> bool:
-    # Path.exists() is wrong here: in a staged folder, a relative link may lead nowhere. The example
-    # would then be added next to the user's arguments, and the model refuses two that differ.
+    # Path.exists() is wrong here, too: see stage_additions().
     return any(os.path.lexists(model / name) for name in (ENGINE_ARGS_NAME, OFFICIAL_ARGS))
 
 

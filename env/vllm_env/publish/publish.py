@@ -45,9 +45,9 @@ from .exchange import (
 from .model_folder import (
     BUILT_NAMES,
     BuiltSet,
-    place_missing,
+    place_additions,
     set_environment_path,
-    stage_missing,
+    stage_additions,
     stage_model,
     write_set,
 )
@@ -185,7 +185,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             # 1) Stage all files. From then on, nothing takes more space on the disk.
             give(staging, owner_of(target))
             write_set(built, staging)
-            missing = stage_missing(built, template, target, staging / "missing")
+            missing = stage_additions(built, template, target, staging / "missing")
             *others, manifest = BUILT_NAMES
             placed += [target / name for name in BUILT_NAMES]
             placed += [target / path.name for path in missing.iterdir()]
@@ -193,7 +193,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             # must not see the configuration before the files that it names.
             for name in others:
                 _place(staging / name, target / name)
-            place_missing(built, missing, target)
+            place_additions(built, missing, target)
             set_environment_path(target, built.layout.environment)
             # 3) Remove the files of another layout. A small archive next to another build's parts
             # would not start.

@@ -56,7 +56,11 @@ def _belongs(process: psutil.Process, leader: int, marker: str) -> bool:
 
 
 def dead_children(parent: int) -> frozenset[int]:
-    """Return the ids of a process's children that have ended, but for which it has not waited."""
+    """Return the ids of a process's children that have ended, but for which it has not waited.
+
+    A parent that notices the end of a child waits for it at once. So a child that is here at two
+    looks has died without its parent's notice.
+    """
     with contextlib.suppress(psutil.Error):
         return frozenset(
             child.pid for child in psutil.Process(parent).children() if not is_alive(child)

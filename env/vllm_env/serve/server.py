@@ -165,9 +165,9 @@ class TritonServer:
         """
         self._started = time.time()
         self._failed = True
-        # A second attempt knows nothing of the first one's processes: Linux may use an id again.
-        self._dead = frozenset()
         self._has_dead_stub = False
+        # A process id of the first attempt may come again.
+        self._dead = frozenset()
         # The server gets its own folder for temporary files: vLLM leaves one socket there for each
         # engine that it starts.
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))

@@ -78,21 +78,9 @@ class Started:
 
 
 def start(
-    workspace: Workspace,
-    environment: Path,
-    modules: tuple[str, ...],
-    *,
-    python: str,
-    activates: bool,
+    workspace: Workspace, environment: Path, modules: tuple[str, ...], *, activates: bool
 ) -> Started:
     """Start the environment's interpreter as one generation of the launcher does; import modules.
-
-    Args:
-        workspace: the cache.
-        environment: the unpacked environment.
-        modules: the modules to import.
-        python: the Python of the stub and the environment (``3.11``).
-        activates: whether this generation of the launcher sources ``bin/activate``.
 
     Raises:
         VllmEnvError: the interpreter does not start, or an import fails; the error has its last
@@ -103,8 +91,9 @@ def start(
         home = scratch / "home"
         # A broken NumPy lies in a folder of PYTHONPATH and in the user's site, so an import from
         # there is noticed.
-        user_site = home / ".local" / "lib" / f"python{python}" / "site-packages"
-        for folder in (foreign, user_site):
+        # By the interpreter's own name: conda also makes a link lib/python3.1.
+        python = (environment / "bin" / "python").resolve().name
+        for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
             folder.mkdir(parents=True)
             numpy = "raise ImportError('a numpy from outside the environment')\n"
             (folder / "numpy.py").write_text(numpy)
@@ -248,13 +237,7 @@ def check_start(workspace: Workspace, environment: Path, expected: Expected) -> 
     """
     arrays = tuple(name for name in ("numpy", "torch") if name in expected.versions)
     modules = (*arrays, "vllm", "vllm.v1.engine.async_llm")
-    started = start(
-        workspace,
-        environment,
-        modules,
-        python=expected.python,
-        activates=expected.activates,
-    )
+    started = start(workspace, environment, modules, activates=expected.activates)
     judge(started, environment, expected.versions)
     # The probe skips modules that do not exist.
     if "vllm" not in started.imported:

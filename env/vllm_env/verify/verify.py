@@ -77,13 +77,7 @@ def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expec
     # A stub starts in this interpreter before the other packages are unpacked. The embedded
     # interpreter must read UTF-8 and import NumPy at that point.
     check_leaks(environment, build_places(workspace.cache.root))
-    started = start(
-        workspace,
-        environment,
-        ("numpy",),
-        python=expected.python,
-        activates=expected.activates,
-    )
+    started = start(workspace, environment, ("numpy",), activates=expected.activates)
     judge(started, environment, versions={})
 
 

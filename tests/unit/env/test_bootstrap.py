@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,15 +35,6 @@ def test_only_the_whole_stamp_counts(folder: Path, tmp_path: Path) -> None:
     assert not bootstrap.is_made(folder, lock)
     stamp.write_text(bootstrap.stamp_of(lock), "utf-8")
     assert bootstrap.is_made(folder, lock)
-
-
-def test_a_stamp_that_is_a_folder_is_removed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes before the environment is made, like a stamp that is a file."""
-    (folder / ".stamp" / "deeper").mkdir(parents=True)
-    monkeypatch.setattr(bootstrap, "run", lambda *_, **__: None)
-    monkeypatch.setattr(bootstrap, "Network", lambda: SimpleNamespace(program=lambda *_, **__: None))
-    bootstrap.install(folder, tmp_path / "lock", [], live=False)
-    assert "unfinished" in (folder / ".stamp").read_text()
 
 
 @pytest.mark.parametrize("more", [[], ["ignored"]])

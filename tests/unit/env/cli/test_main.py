@@ -149,7 +149,7 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
     built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Prompt and answer, the client's last line, what is where, and the commands to serve it and to ask it."""
-    monkeypatch.setattr("vllm_env.cli.main.TOOLS", tmp_path / "tools")  # an installed wheel has this interpreter only
+    monkeypatch.setattr("vllm_env.cli.next_steps.TOOLS", tmp_path / "tools")  # an installed wheel has this interpreter only
     assert _run("--model-repository", tmp_path / "models") == 0
     assert capsys.readouterr().out.splitlines() == [
         "'Hello' -> ' there'",
@@ -170,13 +170,24 @@ def test_what_to_type_next_works_where_it_is_typed(
     place = tmp_path / "my work"
     place.mkdir()
     monkeypatch.chdir(place)
-    monkeypatch.setattr("vllm_env.cli.main.TOOLS", CHECKOUT / ".tools/venv-3.11-0123abcd/bin")
+    monkeypatch.setattr("vllm_env.cli.next_steps.TOOLS", CHECKOUT / ".tools/venv-3.11-0123abcd/bin")
     assert _run("--model-repository", "the models", "--model", "my model") == 0
     serve, ask = capsys.readouterr().out.splitlines()[-2:]
     assert shlex.split(serve) == [f"{tmp_path}/triton/bin/tritonserver", "--model-store=the models"]
     client, prompts = f"{CHECKOUT}/client/client.py", f"{CHECKOUT}/prompts.txt"
     words = ["python3", client, "--iterations", "10", "--model", "my model", "--input-prompts", prompts]
     assert shlex.split(ask) == words
+
+
+@pytest.mark.usefixtures("built")
+def test_next_to_other_models_only_the_built_one_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The other model may have no environment, and tritonserver ends if one model fails."""
+    for name in ("vllm", "opt"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").touch()
+    assert _run("--model-repository", tmp_path / "models", "--model", "opt") == 0
+    serve = shlex.split(capsys.readouterr().out.splitlines()[-2])
+    assert serve[1:] == [f"--model-store={tmp_path}/models", "--model-control-mode=explicit", "--load-model=opt"]
 
 
 def test_json_of_a_build_has_all_of_it(built: BuildResult, capsys: pytest.CaptureFixture[str]) -> None:

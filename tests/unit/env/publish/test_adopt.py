@@ -15,7 +15,7 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.cli.main import main
 from vllm_env.layout import LAYOUTS
-from vllm_env.model.files import check_receiver
+from vllm_env.model.files import check_model_folder
 from vllm_env.publish import publish as publishing
 from vllm_env.publish.adopt import read_adoption, refuse_target, stage_template
 from vllm_env.publish.exchange import STAGING
@@ -282,7 +282,7 @@ def test_the_same_arguments_twice_stay_the_same(workspace: Workspace, official: 
     """However they are written; the path becomes absolute in both files."""
     (official / "vllm_engine_args.json").write_text(json.dumps(dict(reversed(ARGUMENTS.items())), indent=4))
     adopt(workspace, official, target)
-    check_receiver(target)
+    check_model_folder(target)
     for name in ("vllm_engine_args.json", "1/model.json"):
         assert json.loads((target / name).read_text())["model"] == str(official / "weights")
 
@@ -655,10 +655,10 @@ def test_a_change_of_the_target_while_it_is_staged_is_not_lost(
 def test_a_build_does_not_publish_beside_another_backends_configuration(official: Path) -> None:
     """It would not be served; the refusal names what adopts the model. Two files that differ are refused as well."""
     with pytest.raises(VllmEnvError, match='names the backend "vllm"') as caught:
-        check_receiver(official)
+        check_model_folder(official)
     assert f"./gen_vllm_env.sh adopt {official}" in caught.value.remedy
     (official / "config.pbtxt").write_text('backend: "python" # not "vllm"')
-    check_receiver(official)
+    check_model_folder(official)
     (official / "vllm_engine_args.json").write_text("{}")
     with pytest.raises(VllmEnvError, match=r"vllm_engine_args.json and .*1/model.json differ: enable_lora, model"):
-        check_receiver(official)
+        check_model_folder(official)

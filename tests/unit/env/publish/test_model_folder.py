@@ -14,6 +14,7 @@ from vllm_env.publish.model_folder import (
     BuiltSet,
     copy_code,
     set_environment_path,
+    stage_additions,
     stage_candidate,
     stage_model,
     write_set,
@@ -162,6 +163,13 @@ def test_only_the_projects_own_environment_path_is_changed(tmp_path: Path, name:
     assert config.samefile(tmp_path / "shared") is (value == becomes)
 
 
+def test_engine_arguments_behind_a_link_are_not_missing(built: BuiltSet, model: Path, tmp_path: Path) -> None:
+    """In a staged folder a relative link leads nowhere; the model refuses two files that differ."""
+    (model / "1" / "model.json").symlink_to("../../arguments.json")
+    missing = stage_additions(built, _TEMPLATE, model, tmp_path / "missing")
+    assert "vllm_engine_args.json" not in _files(missing)
+
+
 def test_the_manifest_is_placed_last() -> None:
     """In place, the manifest is what makes the new set valid."""
     assert BUILT_NAMES[-1] == "vllm_env.json"
@@ -173,14 +181,3 @@ def test_completing_writes_through_no_hard_link(tmp_path: Path, built: BuiltSet,
     stage_model(built, model, _TEMPLATE, tmp_path / "new")
     assert (model / "1" / "model.py").read_text() == "mine"
     assert (tmp_path / "new" / "1" / "model.py").read_text() != "mine"
-
-
-def test_engine_arguments_behind_a_relative_link_are_not_added_again(tmp_path: Path, built: BuiltSet, model: Path) -> None:
-    """The link leads nowhere in the staged folder, and somewhere again where the model is published."""
-    (tmp_path / "models" / "shared.json").write_text('{"model": "mine"}')
-    (model / "1" / "model.json").symlink_to("../../shared.json")
-    new = tmp_path / "elsewhere" / "deeper" / "vllm"
-    new.mkdir(parents=True)
-    stage_model(built, model, _TEMPLATE, new)
-    assert (new / "1" / "model.json").is_symlink()
-    assert not (new / "vllm_engine_args.json").exists()

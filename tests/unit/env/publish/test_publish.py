@@ -271,7 +271,7 @@ def test_a_failure_leaves_the_old_set_and_no_trace(
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("last", ["place_missing", "set_environment_path"])
+@pytest.mark.parametrize("last", ["place_additions", "set_environment_path"])
 @pytest.mark.parametrize("there", [None, [], ["mine"]])
 def test_a_new_model_that_fails_in_place_is_removed(
     built: BuiltSet,

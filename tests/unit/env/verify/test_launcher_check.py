@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.verify import launcher_check
-from vllm_env.verify.launcher_check import Started, judge, start
+from vllm_env.verify.launcher_check import Started, judge
 
 ENVIRONMENT = Path("/tmp/python_env_x/0")
 PACKAGES = f"{ENVIRONMENT}/lib/python3.11/site-packages"
@@ -56,21 +54,3 @@ def test_refuses(found: dict[str, Any], message: str) -> None:
     with pytest.raises(VllmEnvError, match=message) as caught:
         judge(replace(STARTED, **found), ENVIRONMENT, LOCKED)
     assert caught.value.remedy
-
-
-def test_the_broken_numpy_is_in_the_user_site_of_the_stubs_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """lib/ may have folders of other Pythons, too; their order is that of the file system."""
-    environment = tmp_path / "env"
-    for name in ("python3.9", "python3.11", "python3.12"):
-        (environment / "lib" / name).mkdir(parents=True)
-    planted: list[str] = []
-
-    def ask(*arguments: Any, **_: Any) -> dict[str, Any]:
-        home = Path(arguments[3]["HOME"])
-        planted.extend(str(file.relative_to(home)) for file in home.rglob("numpy.py"))
-        return vars(STARTED)
-
-    monkeypatch.setattr(launcher_check, "ask", ask)
-    for python in ("3.11", "3.12"):
-        start(workspace_in(tmp_path), environment, (), python=python, activates=False)
-    assert planted == [f".local/lib/python{python}/site-packages/numpy.py" for python in ("3.11", "3.12")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -39,6 +40,9 @@ class Point:
         ({"5": "1.5"}, dict[int, float], {5: 1.5}),
         ('{"a": 1}', dict[str, Any] | None, {"a": 1}),
         (["a"], set[str], {"a"}),
+        (["1"], Sequence[int], [1]),
+        (["1"], Iterable[int] | None, [1]),
+        (None, type(None), None),
         ("r", Colour, Colour.RED),
         ("red", Colour, Colour.RED),
         ("b", Literal["a", "b"], "b"),
@@ -71,6 +75,8 @@ def test_what_fits_is_converted(value, hint, expected):
         ([1, "x"], list[int], "an integer"),
         ("x", dict[str, int], "an object"),
         ("c", Literal["a", "b"], "one of a, b"),
+        ("x", Sequence[int], "a list"),
+        (5, type(None), "null, not 5"),
         ({"z": 1}, Point, "has no field 'z'"),
         ({}, Point, "is refused by vLLM"),
     ],

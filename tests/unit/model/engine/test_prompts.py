@@ -22,6 +22,9 @@ from triton_vllm.pooling.embedding import Part
 OLD: Any = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
 
 
+NEW_ENGINE: Any = SimpleNamespace()
+
+
 def generate(**given):
     wanted = {"text": None, "token_ids": None, "chat": None, **given}
     return GenerateRequest(**wanted, stream=False, echo=False, wants=Wants(), parameters={})
@@ -191,6 +194,27 @@ def test_a_template_that_refuses_the_messages_is_the_clients_error():
     llm = SimpleNamespace(get_tokenizer=Tokenizer)
     with pytest.raises(InvalidRequestError, match=r"chat template: roles must alternate$"):
         made(conversation(role="alien"), llm=llm)
+
+
+def test_an_engine_without_a_renderer_of_pairs_does_not_use_that_of_another(monkeypatch):
+    """Its renderer cannot be made; a second attempt must not take the one of the engine before."""
+
+    def renderer(llm):
+        if llm is NEW_ENGINE:
+            raise ImportError("no renderer")
+        return render
+
+    async def render(text, second, params):
+        return f"{text}+{second}", params
+
+    monkeypatch.setattr(vllm_api, "pair_renderer", renderer)
+    prompter = Prompter(OLD, {}, unmeasured)
+    old: Any = SimpleNamespace()
+    pair = Part("a", second="b")
+    assert asyncio.run(prompter.make_pair(old, pair, None)) == ("a+b", None)
+    for _ in range(2):
+        with pytest.raises(ImportError, match="no renderer"):
+            asyncio.run(prompter.make_pair(NEW_ENGINE, pair, None))
 
 
 @pytest.mark.parametrize("source", [{"text": "hi", "token_ids": None}, {"text": None, "token_ids": (3,)}])

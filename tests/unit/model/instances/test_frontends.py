@@ -286,6 +286,24 @@ def test_the_engine_is_told_of_all_front_ends_if_it_is_here(address, monkeypatch
     assert module.launch_core_engines is launch
 
 
+def test_a_vllm_that_starts_its_engine_in_another_way_is_refused_at_once(monkeypatch):
+    """The engine would not know the other instances, and each of them would wait a minute for it."""
+    ended: list[bool] = []
+    args = SimpleNamespace(create_engine_config=lambda usage: "config", disable_log_stats=True)
+    made = SimpleNamespace(shutdown=lambda: ended.append(True))
+    vllm: Any = SimpleNamespace(
+        AsyncEngineArgs=lambda **values: args,
+        AsyncLLM=SimpleNamespace(from_vllm_config=lambda config, **given: made),
+        UsageContext=SimpleNamespace(API_SERVER=1),
+        disable_envs_cache=None,
+        enable_envs_cache=None,
+    )
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(launch_core_engines=launcher))
+    with pytest.raises(ConfigError, match=r"without launch_core_engines; use count: 1"):
+        vllm_api.launch(vllm, {}, [("ipc://a-in", "ipc://a-out")])
+    assert ended == [True]
+
+
 def test_what_only_one_instance_would_know_is_refused(monkeypatch):
     """Before the engine is started; an only instance gets as far as that."""
     settings = Settings(limits=Limits(operator_requests=("sleep",)))

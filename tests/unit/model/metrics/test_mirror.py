@@ -135,6 +135,19 @@ def test_what_was_counted_before_the_first_request_is_not_published():
     assert value(sink, "vllm:ttft_sum") == 2 / 8
 
 
+def test_an_update_is_of_one_moment_or_does_not_happen():
+    """A registry that fails while it is read publishes nothing of this moment."""
+
+    def families():
+        yield from registry(7, 2, (3, 3))[:1]
+        raise OSError("gone")
+
+    sink = Sink()
+    with pytest.raises(OSError, match="gone"):
+        Mirror(sink, {"model": "m"}).follow(families())
+    assert sink.values == {}
+
+
 def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
     """A short-lived model's metrics are complete, and one failure does not end the thread."""
     sink, seen = Sink(), threading.Semaphore(0)

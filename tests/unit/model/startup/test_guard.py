@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from support.patience import wait_for
+from triton_vllm.startup import guard
 
 PACKAGE = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
 OWNER = """
@@ -65,6 +70,18 @@ def killed_with_their_ancestor(code, number):
 def test_forked_children_and_grandchildren_die_with_the_owner():
     """EngineCore and Worker are child and grandchild; SIGKILL gives the owner no chance to end them."""
     assert killed_with_their_ancestor(OWNER, 2)
+
+
+@pytest.mark.parametrize(("event", "asks_again"), [(select.POLLIN, False), (select.POLLNVAL, True), (select.POLLERR, True)])
+def test_only_the_end_of_the_owner_counts_as_its_end(event, asks_again, monkeypatch):
+    """If other code closes the descriptor, poll returns as well, and the owner may live."""
+    polled = SimpleNamespace(register=lambda *_: None, poll=lambda: [(3, event)])
+    monkeypatch.setattr(select, "poll", lambda: polled)
+    monkeypatch.setattr(os, "pidfd_open", lambda process: 3)
+    asked: list[int] = []
+    monkeypatch.setattr(guard, "_poll", asked.append)
+    guard._wait_for_end(os.getpid())
+    assert asked == [os.getpid()] * asks_again
 
 
 def test_the_owner_dies_with_the_server():

@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from triton_vllm.base.document import INT64
@@ -30,6 +30,7 @@ _NAMES = {
     str: "a string",
     list: "a list",
     dict: "an object",
+    type(None): "null",
 }
 
 
@@ -49,7 +50,7 @@ def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases re
     kind = origin or hint
     if kind in _SIMPLE:
         return _SIMPLE[kind](value)
-    if kind in (list, set, tuple):
+    if kind in _SEQUENCES:
         return _sequence(value, kind, typing.get_args(hint))
     if kind is dict or (isinstance(kind, type) and issubclass(kind, Mapping)):
         return _mapping(value, typing.get_args(hint))
@@ -129,6 +130,16 @@ def to_float(value: Any) -> float:
     return number
 
 
+def to_none(value: Any) -> None:
+    """Return None.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    if value is not None:
+        raise _wrong(value, type(None))
+
+
 def to_str(value: Any) -> str:
     """Return a string.
 
@@ -145,7 +156,9 @@ _SIMPLE: dict[Any, Callable[[Any], Any]] = {
     int: to_int,
     float: to_float,
     str: to_str,
+    type(None): to_none,
 }
+_SEQUENCES = (list, set, tuple, Iterable, Sequence)
 
 
 def _wrong(value: Any, kind: type) -> ValueError:

@@ -10,8 +10,8 @@ from triton_vllm.base.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# vLLM's processes talk by msgpack, which cannot hold larger integers. A grammar's compiler cannot
-# either.
+# A grammar's compiler and torch take only these. The msgpack between vLLM's processes ends at 64
+# bits as well.
 INT64 = range(-(2**63), 2**63)
 """The integers that a request may contain."""
 _JSON_NAMES = {

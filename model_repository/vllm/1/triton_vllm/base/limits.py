@@ -65,7 +65,8 @@ class Limits:
         max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
             asks for that.
         max_stop_strings: strings of ``stop``, and of ``bad_words``.
-        max_constraint_bytes: a JSON schema, regular expression, grammar or structural tag.
+        max_constraint_bytes: characters of a JSON schema, regular expression, grammar or structural
+            tag.
         max_constraint_depth: levels of parentheses in a regular expression or grammar.
         max_constraint_repeats: characters of a regular expression with its repetitions written out.
             Also each repetition or length in a grammar or schema.

@@ -17,7 +17,7 @@ CANCELLED = "[vllm] Successfully cancelled the request"
 UNLOADING = "[vllm] Engine is not healthy and model will be unloaded"
 
 
-def pinned(kind: str, gpus: str, instance: str) -> str:
+def pinned_line(kind: str, gpus: str, instance: str) -> str:
     """Return the log line of an instance that has its own GPUs.
 
     Args:

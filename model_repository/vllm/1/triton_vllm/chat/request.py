@@ -142,6 +142,7 @@ def _choice(
     limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]
 ) -> str | Mapping[str, Any] | None:
     """Return the tool choice, from a plain word or JSON."""
+    # A word may come without the quotes that JSON would need.
     choice = text if text in CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
     if choice is None:
         return None
@@ -151,6 +152,7 @@ def _choice(
         )
     if choice in CHOICES:
         return str(choice)
+    # A client may send further fields with the function. Only its name goes to vLLM.
     name = _function_name(choice)
     if name is None:
         raise InvalidRequestError(f"tool_choice must be {', '.join(CHOICES)} or {NAMED}")

@@ -171,6 +171,7 @@ def _grammar(limits: Limits, value: Any, where: str) -> None:
 
 
 def _choice(limits: Limits, value: Any, where: str) -> None:
+    # ``coerce`` refuses other types later, and names the right one.
     if not isinstance(value, list):
         return
     refuse_above(limits.max_choices, len(value), f"{where} has", "entries")

@@ -108,8 +108,8 @@ class Prompter:
         """
         # One renderer for each engine: an engine that was started again has its own.
         if llm is not self._pairs_of:
-            self._pairs_of = llm
             self._render_pair = vllm_api.pair_renderer(llm)
+            self._pairs_of = llm
         if self._render_pair is None:
             raise UnsupportedError(
                 "this vLLM does not read pairs of texts for the adapter; "

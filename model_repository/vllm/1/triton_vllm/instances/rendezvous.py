@@ -321,8 +321,9 @@ def _locked(base: Path) -> Iterator[None]:
         try:
             with contextlib.suppress(FileExistsError):
                 base.mkdir(mode=0o700)
-            # vLLM unpickles what it gets through the sockets in this folder. Another user who could
-            # write here could run code in the engine.
+            # Who writes to the sockets in this folder gives the engine its requests. With
+            # VLLM_ALLOW_INSECURE_SERIALIZATION=1, vLLM even unpickles them, which runs any code. So
+            # no other user may write here.
             status = base.lstat()
             if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
                 raise PermissionError(f"{base} is not this user's alone")

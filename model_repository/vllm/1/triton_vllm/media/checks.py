@@ -53,26 +53,31 @@ def check_item(limits: Limits, kind: str, name: str, text: str) -> int:
     most = limits.max_image_bytes if kind == "image" else limits.max_clip_bytes
     # Four characters of base64 are three bytes.
     refuse_above(most, len(body) // 4 * 3, f"{name} has", "bytes")
-    invalid = InvalidRequestError(f"{name} is not valid base64")
     if kind != "image":
         # vLLM would take commas for the frames of a video, without a limit on their number.
         if "," in body:
-            raise invalid
+            raise _invalid(name)
         return 0
     if not body.isascii():
-        raise invalid
+        raise _invalid(name)
     # MIME allows line breaks. A text without white space needs no copy.
     if any(space in body for space in "\n\r\t "):
         body = "".join(body.split())
     try:
         width, height = pictures.size(body)
     except binascii.Error:
-        raise invalid from None
+        raise _invalid(name) from None
     except ValueError as error:
         raise InvalidRequestError(f"{name} cannot be decoded: it is {error}") from None
     pixels = width * height
     refuse_above(limits.max_image_pixels, pixels, f"{name} of {width} x {height} has", "pixels")
     return pixels
+
+
+# A frame that keeps its own error in a variable is a circle of references. The whole request would
+# then stay in memory until the garbage collector runs. So each error is made where it is raised.
+def _invalid(name: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} is not valid base64")
 
 
 def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -149,18 +154,21 @@ def _text(value: Any, key: str, name: str) -> str:
 
 def _check_remote(limits: Limits, url: str, name: str) -> None:
     """Refuse an address unless the operator has named its host."""
-    refusal = InvalidRequestError(
-        f"{name}: nothing is fetched from there; give the content as data:…;base64,… "
-        "or have the operator name the host in ALLOWED_MEDIA_DOMAINS"
-    )
+    if not _is_allowed(limits, url):
+        raise InvalidRequestError(
+            f"{name}: nothing is fetched from there; give the content as data:…;base64,… "
+            "or have the operator name the host in ALLOWED_MEDIA_DOMAINS"
+        )
+
+
+def _is_allowed(limits: Limits, url: str) -> bool:
     # Programs disagree about the host of such an address, so the one that is checked may not be the
     # one that is asked.
     if not url.isascii() or not url.isprintable() or set(url) & set("\\@ \"'<>"):
-        raise refusal
+        return False
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").lower()
     except ValueError:
-        raise refusal from None
-    if parts.scheme not in ("http", "https") or host not in limits.allowed_media_domains:
-        raise refusal
+        return False
+    return parts.scheme in ("http", "https") and host in limits.allowed_media_domains

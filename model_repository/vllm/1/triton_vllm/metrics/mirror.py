@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from triton_vllm.base.dialect import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.protocols import Metric, PrometheusFamily
@@ -56,8 +56,11 @@ class Sample:
     help: str
 
 
-def samples(families: Iterable[PrometheusFamily]) -> Iterator[Sample]:
-    """Yield the samples of those families of a Prometheus registry that are vLLM's."""
+def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
+    """Return the samples of those families of a Prometheus registry that are vLLM's."""
+    # A list: all samples are taken before the first is sent. Sending takes long, and an error while
+    # they are taken must not publish a part of them.
+    found = []
     for family in families:
         if not family.name.startswith(PREFIX):
             continue
@@ -71,12 +74,14 @@ def samples(families: Iterable[PrometheusFamily]) -> Iterator[Sample]:
                 continue
             labels = tuple(sorted((name, str(value)) for name, value in sample.labels.items()))
             key = (sample.name, labels)
-            yield Sample(
+            copy = Sample(
                 key=key,
                 value=float(sample.value),
                 counter=counter,
                 help=family.documentation,
             )
+            found.append(copy)
+    return found
 
 
 class Mirror:

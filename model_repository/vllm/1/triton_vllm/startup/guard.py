@@ -50,19 +50,28 @@ def _start(process: int) -> None:
 
 
 def _watch(owner: int) -> None:
+    _wait_for_end(owner)
+    # SIGKILL, because an orderly exit could hang while other threads run.
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_for_end(owner: int) -> None:
+    """Return when the process ``owner`` has ended."""
     try:
         # A process descriptor becomes readable when its process has ended. ``select.select`` takes
         # no descriptor of 1024 or more.
         end = select.poll()
         end.register(os.pidfd_open(owner), select.POLLIN)
-        end.poll()
+        events = end.poll()
     except ProcessLookupError:
-        pass
+        return
     # an old kernel, or a container that forbids the call
     except (OSError, AttributeError):
+        events = []
+    # Another event says nothing about the process. If other code in this process closes the
+    # descriptor, it is POLLNVAL.
+    if not any(event & select.POLLIN for _, event in events):
         _poll(owner)
-    # SIGKILL, because an orderly exit could hang while other threads run.
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _poll(owner: int) -> None:

@@ -144,7 +144,7 @@ def _choose_devices(
     )
     if gpus is not None:
         os.environ[devices.VARIABLE] = gpus
-        log.info(official.pinned(kind, gpus, f"{args['model_name']}_{device}"))
+        log.info(official.pinned_line(kind, gpus, f"{args['model_name']}_{device}"))
 
 
 def _import(log: Log, until_loaded: ExitStack) -> Vllm:

@@ -24,11 +24,17 @@ def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
     Call it inside the event loop that will serve it. That loop stands still meanwhile.
     """
     usage = vllm.UsageContext.API_SERVER
-    return created(vllm, values, partial(vllm.AsyncLLM.from_engine_args, usage_context=usage))
+    return start_with(vllm, values, partial(vllm.AsyncLLM.from_engine_args, usage_context=usage))
 
 
-def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], Any]) -> EngineClient:
-    """Return the client that ``make`` starts from vLLM's object of the engine arguments."""
+def start_with(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], Any]) -> EngineClient:
+    """Start a client of the engine, and return it.
+
+    Args:
+        vllm: the loaded vLLM.
+        values: the engine arguments.
+        make: starts the client from vLLM's ``AsyncEngineArgs``.
+    """
     args = vllm.AsyncEngineArgs(**values)
     # vLLM sets some of its variables itself while it starts, so it must read them again. An earlier
     # start may have turned the cache on.

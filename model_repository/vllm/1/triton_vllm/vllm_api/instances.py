@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.vllm_api.engine import created
+from triton_vllm.vllm_api.engine import start_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,15 +65,18 @@ def launch(
 
     Raises:
         ConfigError: a rank is on another machine, which cannot reach the front ends of this one.
+            Or this vLLM starts its engine in another way.
     """
     client = importlib.import_module(_CLIENT)
     launch_engines = client.launch_core_engines
     signature = inspect.signature(launch_engines)
     statistics: str | None = None
+    called = False
 
     @contextmanager
     def for_all(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        nonlocal statistics
+        nonlocal statistics, called
+        called = True
         # vLLM passes the addresses by position or by name.
         addresses = signature.bind(*args, **kwargs).arguments["addresses"]
         # The front ends listen on Unix sockets, which a rank on another machine cannot reach.
@@ -92,6 +95,13 @@ def launch(
     # not supervise the engine.
     with _replaced(client, "launch_core_engines", for_all):
         llm = _client(vllm, values, index=0, count=len(others) + 1, addresses=None)
+    # The engine would not know the other front ends, and each would wait a minute for it.
+    if not called:
+        llm.shutdown()
+        raise ConfigError(
+            "instance_group: count above 1 does not work with this vLLM, which starts its engine "
+            "without launch_core_engines; use count: 1"
+        )
     return llm, statistics
 
 
@@ -179,4 +189,4 @@ def _client(
             client_index=index,
         )
 
-    return created(vllm, values, make)
+    return start_with(vllm, values, make)
