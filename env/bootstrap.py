@@ -50,9 +50,11 @@ def main(arguments: list[str]) -> int:
     """Replace this process by the packager, or return an exit code."""
     try:
         if arguments[:1] == ["--environment"]:
-            _, folder_name, lock = arguments
+            if len(arguments) < 3:
+                say("usage: bootstrap.py --environment FOLDER LOCK")
+                return 2
             _, options = parse([])
-            ensure(Path(folder_name).absolute(), Path(lock), options)
+            ensure(Path(arguments[1]).absolute(), Path(arguments[2]), options)
             return 0
         # A wrong option, --help and --version need no tools, so they come first.
         _, options = parse(arguments)

@@ -89,8 +89,10 @@ async def _closed_loop(
                 request = Request(history + turn.text, turn.answer_tokens, load.stream)
                 answer = await _ask(client, request, time.perf_counter())
                 answers.append(answer)
-                # A later turn repeats the conversation so far, as chat clients do.
-                history = f"{request.prompt} {answer.text} "
+                # A later turn repeats the conversation so far, as chat clients do. Without a later
+                # turn, copying the text would only take the load generator's time.
+                if len(turns) > 1:
+                    history = f"{request.prompt} {answer.text} "
 
     await asyncio.gather(*map(work, clients))
     return answers, 0

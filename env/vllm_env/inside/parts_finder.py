@@ -38,12 +38,14 @@ class PartsFinder:
 def _own_model() -> str:
     """Return the folder of the model that this stub serves.
 
-    In another program it is some folder without parts, so nothing is found there.
+    In another program, the result is the folder above its first argument's, or "" if it has no
+    arguments. No parts are there, so an import works only if they are unpacked already.
     """
-    # A stub's first argument is MODEL/VERSION/model.py. An embedded interpreter has no sys.argv.
-    # The kernel ends each argument with a zero byte, so the list has an empty last item.
+    # Triton starts a stub as `triton_python_backend_stub MODEL/VERSION/model.py …`. The interpreter
+    # in the stub has no sys.argv, so this reads the process's own command line.
     with open("/proc/self/cmdline", "rb") as stream:
-        arguments = stream.read().split(b"\0")
+        # The program and its arguments. A zero byte ends each of them.
+        arguments = stream.read().split(b"\0")[:-1]
     if len(arguments) < 2:
         return ""
     script = os.path.abspath(os.fsdecode(arguments[1]))

@@ -25,9 +25,10 @@ from .needed_libraries import check_missing_libraries, find_needed_libraries
 from .prune import prune, rules_for
 from .relocate import install_runtime, make_relocatable, set_times, site_packages
 
-# Raise it when the content of a prefix changes: through a step below, or through a file that
-# relocate.py copies into it. The key has no digests of the sources: a new comment there would make
-# every user build 2 to 8 GB again.
+# Raise it when the content of a prefix changes: through a step below, through a file that
+# relocate.py copies into it (inside/runtime_hook.py), or through a variable of a step (the hash
+# seed). Otherwise filled caches go on giving the old content. The key has no digests of the
+# sources: a new comment there would make every user build 2 to 8 GB again.
 _FORMAT = 3
 # An unpacked prefix has about 3.3 GB (cpu) or 8.2 GB (cuda).
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}

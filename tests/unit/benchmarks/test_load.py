@@ -104,6 +104,18 @@ async def test_a_conversation_carries_what_was_said() -> None:
     assert not prompts[3].startswith(prompts[0])
 
 
+async def test_a_single_turn_keeps_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To join and copy the texts of long prompts would take the load generator's time."""
+    from harness import metrics
+    from harness.load import run_load
+
+    def joined(_: object) -> str:
+        raise AssertionError("the text of an answer was joined")
+
+    monkeypatch.setattr(metrics.Answer, "text", property(joined))
+    await run_load([Echo()], load(in_flight=1, requests=3))
+
+
 def test_mixed_lengths_are_the_seeds_own() -> None:
     """Around their medians, within a quarter and four times, the same again for the same seed."""
     from harness.workload import conversations, most_tokens

@@ -85,6 +85,16 @@ _PARAMETER = 'parameters: { key: "EXECUTION_ENV_PATH" value: { string_value: "%s
         'parameters [{ key: "A" value { string_value: "a" } }, { key: "EXECUTION_ENV_PATH"; value { string_value: "/b/c" } }]',
         'parameters {\n  key: "EXECUTION_ENV_PATH"\n  value: {\n    string_value: "/spaced out/c"\n  }\n}\n',
         'name: "vllm"\nbackend: "python"\n',
+        "parameters:{key:'EXECUTION_ENV_PATH',value:{string_value:'/b/c'}}",
+        'parameters < key: "EXECUTION_ENV_PATH"; value: < string_value: "/b/c"; >; >',
+        'parameters { value { string_value: "/b/c" } key: "EXECUTION_ENV_PATH" }',
+        'parameters { key: "EXECUTION_ENV_PATH" # { key: "x"\nvalue { string_value: # "/x/c"\n"/b/c" } }',
+        'parameters { key: "EXECUTION_" "ENV_PATH" value { string_value: "/b" # more\n\'/c\' } }',
+        r"""parameters { key: "EXECUTION_ENV\137PATH" value { string_value: "/\x61\'\"\303\244/c" } }""",
+        """parameters { key: "a" value { string_value: "key: 'EXECUTION_ENV_PATH' value { string_value: '/x/c' }" } }""",
+        """parameters { key: "a#" value { string_value: "'" } }""" + _PARAMETER % "/a #'/c",
+        _PARAMETER % "/b/c" + ' parameters { key: "A" value { string_value: "/x/c" } }',
+        "input [ { name: 'a' dims: [ -1, 2 ] } ] " + _PARAMETER % "/b/c",
     ],
 )
 def test_the_environment_itself_reads_a_configuration_as_the_packager_does(tmp_path: Path, text: str) -> None:

@@ -1,0 +1,50 @@
+"""The stamp of the packager's own environment, and the command for tests/run.sh; nothing is installed here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import bootstrap
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An environment with an interpreter and a lock, and no stamp yet."""
+    folder = tmp_path / "venv-x"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/python").touch(mode=0o755)
+    (tmp_path / "lock").write_text("tool==1.0\n")
+    return folder
+
+
+def test_only_the_whole_stamp_counts(folder: Path, tmp_path: Path) -> None:
+    """A stamp that is a folder, or no text, is no stamp: the environment is made again."""
+    lock = tmp_path / "lock"
+    stamp = folder / ".stamp"
+    stamp.mkdir()
+    assert not bootstrap.is_made(folder, lock)
+    bootstrap.remove_outdated(tmp_path / "venv-y")
+    assert stamp.is_dir()
+    stamp.rmdir()
+    stamp.write_bytes(b"\xff")
+    assert not bootstrap.is_made(folder, lock)
+    stamp.write_text(bootstrap.stamp_of(lock), "utf-8")
+    assert bootstrap.is_made(folder, lock)
+
+
+@pytest.mark.parametrize("more", [[], ["ignored"]])
+def test_environment_takes_a_folder_and_a_lock(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Further arguments are ignored; with too few, the usage is shown."""
+    made: list[Path] = []
+    monkeypatch.setattr(bootstrap, "ensure", lambda folder, lock, _: made.extend((folder, lock)))
+    assert bootstrap.main(["--environment", str(tmp_path / "e"), str(tmp_path / "l"), *more]) == 0
+    assert made == [tmp_path / "e", tmp_path / "l"]
+    assert bootstrap.main(["--environment", str(tmp_path)]) == 2
+    assert "usage: bootstrap.py --environment FOLDER LOCK" in capsys.readouterr().err
