@@ -38,8 +38,8 @@ class PartsFinder:
 def _own_model() -> str:
     """Return the folder of the model that this stub serves.
 
-    In another program, the result is the folder above its first argument's, or "" if it has no
-    arguments. No parts are there, so an import works only if they are unpacked already.
+    Another program's first argument is no such file, so the result is some folder without packed
+    parts. It is "" if there are no arguments.
     """
     # Triton starts a stub as `triton_python_backend_stub MODEL/VERSION/model.py …`. The interpreter
     # in the stub has no sys.argv, so this reads the process's own command line.

@@ -175,7 +175,8 @@ def _read(path: str, offset: int, place: memoryview) -> None:
 def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
     """Let conda-pack choose the members of a prefix's archive, and return the plan.
 
-    ``into`` takes the members, for example to distribute them over several archives.
+    With ``into`` the members are added to that plan, which may distribute them over several
+    archives.
 
     Raises:
         VllmEnvError: conda-pack refuses the prefix, for example because of an editable package.
@@ -187,8 +188,8 @@ def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
         for file in environment:
             # The prefix's file, not the copy in the package cache.
             file.source = os.path.join(prefix, file.target)  # noqa: PTH118
-            # relocate.py has removed the prefix from the files, so conda-pack need not read each
-            # file to search for it.
+            # relocate.py has already removed the prefix's path, so conda-pack need not read each
+            # file to search for it. The few files of conda-meta keep conda-pack's own treatment.
             if not file.target.startswith("conda-meta/"):
                 file.file_mode = None
             packer.add(file)

@@ -108,12 +108,13 @@ def is_replaced(name: str) -> bool:
 
 
 def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
-    """Make the folder ``missing`` with the files to add to ``target``, and return it.
+    """Put the files that ``target`` lacks into the new folder ``missing``, and return that folder.
 
-    A model without engine arguments gets the template's example of them. A folder without
-    ``config.pbtxt`` is not a complete model. It gets all files of the template, also in place of
-    its own. If it was adopted, it gets only those that it lacks. An adopted model always gets the
-    current code.
+    - A folder without ``config.pbtxt`` is not a complete model. It gets all files of the template,
+      also those that it has.
+    - An adopted model without ``config.pbtxt`` gets only the files that it lacks.
+    - Every adopted model gets this project's current code.
+    - A model without engine arguments gets the template's example of them.
     """
     # Placing the staged files later takes no more space, so a full disk is noticed here.
     missing.mkdir()
@@ -127,7 +128,8 @@ def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path
         shutil.copytree(template, missing, ignore=ignore, dirs_exist_ok=True)
         shutil.copy2(template / CONFIG_NAME, missing / CONFIG_NAME)
         set_environment_path(missing, built.layout.environment)
-        # The template's folders may be read-only, and the files are renamed out of their copies.
+        # The copied folders are read-only if the template's are. Later the files are moved out of
+        # them.
         for path in (missing, *missing.rglob("*")):
             if path.is_dir():
                 path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
@@ -285,15 +287,17 @@ def set_environment_path(model: Path, name: str, current: Path | None = None) ->
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
-    """Make ``new`` for the smoke run: the built files, ``current``'s code and configuration.
+    """Make the folder ``new`` for the smoke run.
 
-    As in publishing, a model without ``config.pbtxt`` is completed from ``template``.
+    It has the built files, and the code and configuration of ``current``. If ``current`` has no
+    ``config.pbtxt``, the rest comes from ``template``, as in publishing.
     """
     new.mkdir(parents=True)
     complete = (current / CONFIG_NAME).exists()
     sources = [current]
     if not complete:
-        # The last one wins. An adopted model gets only the files that it lacks.
+        # A file of the last source replaces those of the others. An adopted model keeps its own
+        # files, and a new one gets the template's.
         sources = [template, current] if built.adopted_from else [current, template]
     for source in sources:
         if (source / CODE).is_dir():
@@ -301,7 +305,8 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     configured = current if complete else template
     shutil.copy2(configured / CONFIG_NAME, new / CONFIG_NAME)
     if built.adopted_from:
-        # The old code is moved away and not overwritten: modules that no longer exist must go.
+        # The old code is moved away and not overwritten. Otherwise modules that the new code does
+        # not have would stay.
         with staging_in(new) as staging:
             copy_own_code(template / CODE, staging)
             _place_code(staging, new / CODE, aside=staging)

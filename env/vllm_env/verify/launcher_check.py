@@ -80,7 +80,9 @@ class Started:
 def start(
     workspace: Workspace, environment: Path, modules: tuple[str, ...], *, activates: bool
 ) -> Started:
-    """Start the environment's interpreter as one generation of the launcher does; import modules.
+    """Start the environment's interpreter as Triton's stub launcher does, and import modules there.
+
+    ``activates`` says whether it is a launcher up to 25.07, which sources ``bin/activate``.
 
     Raises:
         VllmEnvError: the interpreter does not start, or an import fails; the error has its last
@@ -91,7 +93,7 @@ def start(
         home = scratch / "home"
         # A broken NumPy lies in a folder of PYTHONPATH and in the user's site, so an import from
         # there is noticed.
-        # By the interpreter's own name: conda also makes a link lib/python3.1.
+        # The interpreter's own name, not a folder of lib: conda also makes a link lib/python3.1.
         python = (environment / "bin" / "python").resolve().name
         for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
             folder.mkdir(parents=True)

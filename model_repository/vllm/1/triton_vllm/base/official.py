@@ -18,13 +18,13 @@ UNLOADING = "[vllm] Engine is not healthy and model will be unloaded"
 
 
 def pinned_line(kind: str, gpus: str, instance: str) -> str:
-    """Return the log line of an instance that has its own GPUs.
+    """Return the log line of an instance that has its own GPUs, as the official backend writes it.
 
     Args:
-        kind: the kind of the instance group, without ``KIND_``. If it is not GPU, the GPUs come
-            from ``GPU_DEVICE_IDS``.
+        kind: the kind of the instance group, without ``KIND_``. For GPU, Triton chose the GPUs; for
+            MODEL, the parameter ``GPU_DEVICE_IDS`` did.
         gpus: the numbers of the GPUs.
-        instance: the instance as ``NAME_DEVICE``.
+        instance: the model's name, ``_``, and the instance's device.
     """
     if kind == "GPU":
         return (

@@ -28,12 +28,14 @@ _noted: set[tuple[Any, ...]] = set()
 class AnswerReader:
     """Reads the answers to one chat with the model's parsers; it runs in the chat's sender thread.
 
-    If a parser raises, the rest of the completion is answered as plain text.
+    Each completion has a reader, which holds a parser, and an aligner, which gives each token its
+    text. If a parser raises, the rest of its completion is answered as plain text.
 
     Args:
-        conversation: makes the parsers.
-        n: the request's completions.
-        clock: returns processor seconds, because a busy machine does not make a parser slow.
+        conversation: makes the readers.
+        n: the number of the request's completions.
+        clock: returns processor seconds of this thread. They limit how long one call of ``read``
+            works. Other work of the machine does not count.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class AnswerReader:
     ) -> None:
         self._clock = clock
         readers = [conversation.reader() for _ in range(n)]
-        # Kept apart: a completion needs its aligner even after its parser has failed.
+        # In a list of their own: a completion needs its aligner also after its parser has failed.
         self._aligners = [reader.aligner for reader in readers]
         # None: the parser has failed, and the rest is plain text.
         self._readers: list[Reader | None] = [*readers]

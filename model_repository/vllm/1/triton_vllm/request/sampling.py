@@ -124,11 +124,11 @@ def _checked(schema: Schema, name: str, value: Any) -> Any:
         raise InvalidRequestError(
             f"unknown sampling parameter '{shown(name)}'{closest(name, known)}"
         )
-    # ``_structured`` has already made vLLM's object of a constraint, and checked its fields.
+    # ``_structured`` has already turned a constraint into vLLM's object, and checked its fields.
     if name == schema.structured_name and isinstance(value, schema.structured):
         return value
-    # vLLM declares some objects without the types of their values, so ``coerce`` would let a larger
-    # integer pass.
+    # vLLM declares some objects without the types of their values. ``coerce`` then lets integers of
+    # more than 64 bits pass.
     if isinstance(value, dict):
         check_integers(value, f"sampling parameter '{name}'")
     return _coerced(schema, name, value, schema.types[name])
