@@ -7,6 +7,7 @@ removed.
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -34,7 +35,10 @@ def take_interrupts() -> None:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-    """Hold interrupts back while the block runs; the yielded function lets them through."""
+    """Hold interrupts back while the block runs; the yielded function lets them through.
+
+    In other threads than the main one, this does nothing.
+    """
     # Inside another held block, "through" means: as that block has it.
     before = _State.is_holding
     with _switched(is_holding=True):
@@ -43,10 +47,15 @@ def interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager
 
 @contextlib.contextmanager
 def _switched(*, is_holding: bool) -> Iterator[None]:
+    # Python runs signal handlers in the main thread only. Another thread that restored its own
+    # "before" in between could leave the signals held back for ever.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = _State.is_holding
     # The signals are not blocked: another thread, of OpenBLAS or gRPC, would receive them.
-    _State.is_holding = is_holding
     try:
+        _State.is_holding = is_holding
         _raise_waiting()
         yield
     finally:

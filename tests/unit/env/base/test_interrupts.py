@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from support.patience import LIMIT
 from vllm_env.base import process
 from vllm_env.base.interrupts import interrupts_held, take_interrupts
 from vllm_env.base.locks import locked_folder
@@ -141,6 +142,25 @@ def test_one_more_interrupt_waits_for_nothing() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         seen.append("held again")
     assert seen == ["held", "held again"]
+
+
+def test_a_block_of_another_thread_holds_nothing() -> None:
+    """It began before the main thread's block and ended within it: the next interrupt must come through."""
+    entered, end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with interrupts_held():
+            entered.set()
+            end.wait(LIMIT)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert entered.wait(LIMIT)
+    with interrupts_held():
+        end.set()
+        thread.join()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_sigterm_is_held_as_well() -> None:
