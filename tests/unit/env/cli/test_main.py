@@ -253,3 +253,21 @@ def test_an_interrupt_exits_with_130(tmp_path: Path, number: signal.Signals) -> 
     assert message.startswith("Interrupted")
     assert "Traceback" not in message
     assert not (tmp_path / "models").exists()
+
+
+def test_an_interrupt_during_the_imports_exits_with_130(tmp_path: Path) -> None:
+    """bootstrap.py blocks SIGINT until the packager can take it."""
+    start = 'kill -INT $$; exec "$0" -m vllm_env --model-repository models'
+    child = subprocess.run(
+        ["env", "--block-signal=INT", "sh", "-c", start, sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "env"), "VLLM_ENV_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+    )
+    assert child.returncode == 130
+    assert child.stderr.startswith("Interrupted")
+    assert "Traceback" not in child.stderr
+    assert not (tmp_path / "models").exists()
