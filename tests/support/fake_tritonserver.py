@@ -10,6 +10,8 @@ What else it does is told by FAKE_TRITON, words in any order:
     never     is never ready
     stubless  starts a stub whose libraries are missing, and waits for it for ever; before that it extracts an environment
     crash     aborts as tritonserver does when its stub dies at start-up; with crash-once only the first time
+    taken     finds its port taken, as tritonserver says it; with taken-once only the first time
+    stranger  has another name over gRPC
 """
 
 from __future__ import annotations
@@ -21,18 +23,42 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent import futures
 from pathlib import Path
+
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Ready(http.server.BaseHTTPRequestHandler):
-    """Answers 200 to everything."""
+    """Answers 200 to everything, with the server's metadata."""
+
+    name = ""
 
     def do_GET(self) -> None:
         """Answers."""
+        body = json.dumps({"name": self.name}).encode()
         self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
+
+
+def tell_name(name: str, address: str) -> grpc.Server:
+    """Start a gRPC frontend that only tells the server's metadata."""
+    answer = grpc.unary_unary_rpc_method_handler(
+        lambda _, __: service_pb2.ServerMetadataResponse(name=name),
+        request_deserializer=service_pb2.ServerMetadataRequest.FromString,
+        response_serializer=service_pb2.ServerMetadataResponse.SerializeToString,
+    )
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ServerMetadata": answer})
+    server.add_generic_rpc_handlers((service,))
+    server.add_insecure_port(address)
+    server.start()
+    return server
 
 
 def fill(folder: Path) -> None:
@@ -66,6 +92,9 @@ def main() -> None:
     if "crash" in words or ("crash-once" in words and "lock_exception" not in log.read_text()):
         print("  what():  boost::interprocess::lock_exception", flush=True)
         os.abort()
+    if "taken" in words or ("taken-once" in words and "already in use" not in log.read_text()):
+        print(f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{options['http-port']}' already in use", flush=True)
+        sys.exit(1)
     prefix = options["backend-config"].rpartition("=")[2]
     Path("/dev/shm", f"{prefix}region").write_text("left")
     Path(os.environ["TMPDIR"], "socket").write_text("left")
@@ -84,7 +113,10 @@ def main() -> None:
         stub.wait()
     if "never" in words:
         signal.pause()
+    Ready.name = options.get("id", "triton")
+    frontend = tell_name("another" if "stranger" in words else Ready.name, f"{options['grpc-address']}:{options['grpc-port']}")
     http.server.HTTPServer((options["http-address"], int(options["http-port"])), Ready).serve_forever()
+    frontend.stop(None)
 
 
 if __name__ == "__main__":
