@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from google.protobuf import text_format
+from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.utils import InferenceServerException
 
 from harness import executors, processes
 
@@ -118,6 +120,25 @@ class Server:
             # A refused connection, or another status: it is still loading.
             except OSError:
                 time.sleep(0.1)
+
+    def require_name(self, name: str, http: int, grpc: int) -> None:
+        """Check that both ports belong to the Triton that was started with ``--id`` and this name.
+
+        Raises:
+            StartFailedError: another server answers on one of them.
+        """
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2", timeout=5) as answer:
+                names = {http: json.load(answer).get("name")}
+            # Not by way of a proxy that http_proxy names.
+            direct = [("grpc.enable_http_proxy", 0)]
+            with InferenceServerClient(f"127.0.0.1:{grpc}", channel_args=direct) as client:
+                names[grpc] = client.get_server_metadata(client_timeout=5).name
+        except (OSError, ValueError, InferenceServerException) as error:
+            raise StartFailedError(f"{self.name} does not tell its name: {error}") from error
+        for port, found in names.items():
+            if found != name:
+                raise StartFailedError(f"{self.name}: another server answers on port {port}")
 
     def _require_progress(self, limit: float) -> None:
         status = self.running().poll()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -29,6 +30,8 @@ from pathlib import Path
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
+COMMAND = shlex.join([sys.executable, __file__])
+"""What a shell script starts."""
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
@@ -73,9 +76,25 @@ def fill(folder: Path) -> None:
 def launcher(folder: Path) -> Path:
     """Make a launcher like that of the provisioned Triton, a shell script that becomes the program; return its path."""
     path = folder / "tritonserver"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec {COMMAND} "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+def leave_files(backend_config: str) -> None:
+    """Write the files that tritonserver and its stubs leave, if it is told how to name its shared memory."""
+    if backend_config:
+        prefix = backend_config.rpartition("=")[2]
+        Path("/dev/shm", f"{prefix}region").write_text("left")
+        Path(os.environ["TMPDIR"], "socket").write_text("left")
+
+
+def serve(options: dict[str, str], grpc_name: str) -> None:
+    """Tell the server's name over HTTP, and ``grpc_name`` over gRPC, until a signal comes."""
+    frontend = tell_name(grpc_name, f"{options['grpc-address']}:{options['grpc-port']}")
+    Ready.name = options["id"]
+    http.server.HTTPServer((options["http-address"], int(options["http-port"])), Ready).serve_forever()
+    frontend.stop(None)
 
 
 def main() -> None:
@@ -95,9 +114,7 @@ def main() -> None:
     if "taken" in words or ("taken-once" in words and "already in use" not in log.read_text()):
         print(f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{options['http-port']}' already in use", flush=True)
         sys.exit(1)
-    prefix = options["backend-config"].rpartition("=")[2]
-    Path("/dev/shm", f"{prefix}region").write_text("left")
-    Path(os.environ["TMPDIR"], "socket").write_text("left")
+    leave_files(options.get("backend-config", ""))
     if "child" in words:
         subprocess.Popen(SLEEP)
     if "orphan" in words:
@@ -113,10 +130,7 @@ def main() -> None:
         stub.wait()
     if "never" in words:
         signal.pause()
-    Ready.name = options.get("id", "triton")
-    frontend = tell_name("another" if "stranger" in words else Ready.name, f"{options['grpc-address']}:{options['grpc-port']}")
-    http.server.HTTPServer((options["http-address"], int(options["http-port"])), Ready).serve_forever()
-    frontend.stop(None)
+    serve(options, "another" if "stranger" in words else options["id"])
 
 
 if __name__ == "__main__":
