@@ -201,7 +201,9 @@ def place_model(setting: Setting, destination: Path) -> Path:
     arguments = json.dumps(setting.arguments)
     (destination / "vllm_engine_args.json").write_text(arguments, encoding="utf-8")
     file = destination / "config.pbtxt"
-    config = text_format.Parse(file.read_text(encoding="utf-8"), ModelConfig())
+    # Comments may have other bytes than UTF-8.
+    text = file.read_text(encoding="utf-8", errors="surrogateescape")
+    config = text_format.Parse(text, ModelConfig())
     config.parameters["EXECUTION_ENV_PATH"].string_value = str(setting.environment)
     config.instance_group[0].count = setting.instances
     file.write_text(text_format.MessageToString(config), encoding="utf-8")

@@ -37,6 +37,8 @@ from vllm_env.model.files import (
     EXAMPLE_NAME,
     MODEL_DIRECTORY,
     OFFICIAL_ARGS,
+    encode_config,
+    read_config_text,
 )
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
 from vllm_env.triton.root import STUB_NAME
@@ -273,13 +275,13 @@ def set_environment_path(model: Path, name: str, current: Path | None = None) ->
     config = model / CONFIG_NAME
     # A configuration that is a relative link leads nowhere from the staging folder.
     readable = config if config.exists() or not current else current / CONFIG_NAME
-    text = readable.read_text("utf-8")
+    text = read_config_text(readable)
     # Only our own names are replaced. A path to another environment is the user's choice.
     names = "|".join(re.escape(layout.environment) for layout in LAYOUTS.values())
     pattern = rf'{re.escape(MODEL_DIRECTORY)}/({names})(?=")'
     new = re.sub(pattern, f"{MODEL_DIRECTORY}/{name}", text)
     if new != text:
-        write_whole(config, new)
+        write_whole(config, encode_config(new))
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:

@@ -17,7 +17,14 @@ from typing import Any
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.model.files import CODE, CONFIG_NAME, MODEL_DIRECTORY, arguments_file
+from vllm_env.model.files import (
+    CODE,
+    CONFIG_NAME,
+    MODEL_DIRECTORY,
+    arguments_file,
+    encode_config,
+    read_config_text,
+)
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.publish.model_folder import copy_code
 from vllm_env.triton.root import STUB_NAME
@@ -178,7 +185,7 @@ def copy_model(
     for name, document in (own or {arguments_file(copy): arguments}).items():
         (copy / name).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     config = copy / CONFIG_NAME
-    text = config.read_text("utf-8")
+    text = read_config_text(config)
     # The user's parallel sizes are among the replaced arguments, and the model refuses several
     # GPUs for an engine that takes one.
     if not own:
@@ -188,10 +195,11 @@ def copy_model(
     # model's folder. A hard link changes the archive's ctime, and a server of the original would
     # load it again at its next `load` or poll (seen with 24.10).
     def absolute(match: re.Match[str]) -> str:
-        return str((folder / match[1]).resolve())
+        # Quotes and backslashes are escaped in protobuf's text format.
+        return re.sub(r"""([\\"'])""", r"\\\1", str((folder / match[1]).resolve()))
 
     text = re.sub(re.escape(MODEL_DIRECTORY) + r'/([^"/]+)', absolute, text)
-    config.write_text(text, "utf-8")
+    config.write_bytes(encode_config(text))
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:

@@ -14,6 +14,7 @@ import pytest
 from support import fake_tritonserver
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.model.files import environment_of
 from vllm_env.serve import smoke
 from vllm_env.serve.smoke import SmokeRequest, copy_model, engine_args, server_environment, smoke_run
 
@@ -141,6 +142,23 @@ def test_archive_is_named_by_its_path_and_the_stub_stays_executable(model: Path,
     assert os.access(copy / "triton_python_backend_stub", os.X_OK)
     assert json.loads((copy / "vllm_engine_args.json").read_text()) == {"model": "x"}
     assert (copy / "1" / "model.py").is_file()
+
+
+def test_any_byte_in_a_comment_is_copied(model: Path, tmp_path: Path) -> None:
+    """Triton takes it, for example a letter in Latin-1."""
+    (model / "config.pbtxt").write_bytes(b"# caf\xe9\n" + CONFIG.format("vllm_env").encode())
+    copy_model(model, tmp_path / "copy", {})
+    assert (tmp_path / "copy" / "config.pbtxt").read_bytes().startswith(b"# caf\xe9\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["with space", "d\N{LATIN SMALL LETTER E WITH ACUTE}j\N{LATIN SMALL LETTER A WITH GRAVE}", 'a"b\\c']
+)
+def test_a_strange_path_is_named_as_it_is(model: Path, tmp_path: Path, name: str) -> None:
+    """Protobuf reads it back."""
+    moved = model.parent.rename(tmp_path / name) / model.name
+    copy_model(moved, tmp_path / "copy", {})
+    assert environment_of(tmp_path / "copy") == str(moved / "vllm_env.tar.gz")
 
 
 def test_unpacked_environment_is_named_by_its_path(model: Path, tmp_path: Path) -> None:
