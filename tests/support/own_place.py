@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SETTINGS = (".config/pip", ".config/uv", ".config/git", ".pip", ".netrc", ".gitconfig")
 # of the builder's cache; not its locks, its staging folders and what it has unpacked
 ENTRIES = ("prefixes", "archives", "stubs", "standins", "wheels", "sources", "verified", "contract", "conda", "locks", "inductor")
-BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "standin")
+BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "stub_lib", "standin")
 KEPT = {".git", ".tools", ".triton"}  # of the copy; all else that the checkout lacks is removed
 # variables that lead to the user's caches, models and repositories
 ASTRAY: tuple[str, ...] = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
