@@ -25,7 +25,9 @@ import psutil
 from vllm_env.base import report
 from vllm_env.base.errors import CommandError
 from vllm_env.base.interrupts import interrupts_held
+from vllm_env.base.network import require_loopback
 from vllm_env.base.process import Child, has_ended, start
+from vllm_env.triton.root import is_plain
 
 from . import identity, leftovers, processes, server_log
 
@@ -176,7 +178,7 @@ class TritonServer:
         self._has_dead_stub = False
         # The server gets its own folder for temporary files: vLLM leaves one socket there for each
         # engine that it starts.
-        self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
+        self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_", dir=plain_temporary()))
         variables = {
             **self._launch.environment,
             "TMPDIR": str(self._scratch),
@@ -202,7 +204,7 @@ class TritonServer:
     def _command(self) -> list[str]:
         return [
             str(self.binary),
-            f"--model-repository={self.repository}",
+            f"--model-repository={self._plain_repository()}",
             f"--id={self.name}",
             "--http-address=127.0.0.1",
             "--grpc-address=127.0.0.1",
@@ -214,6 +216,14 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
             *self._launch.arguments,
         ]
+
+    def _plain_repository(self) -> Path:
+        """Return the repository, or a link to it if Triton mistakes its path."""
+        if self._scratch is None or is_plain(self.repository):
+            return self.repository
+        link = self._scratch / "models"
+        link.symlink_to(self.repository.absolute())
+        return link
 
     @property
     def _shared_memory_prefix(self) -> str:
@@ -343,12 +353,20 @@ class TritonServer:
             leftovers.delete(path)
 
 
+def plain_temporary() -> Path:
+    """Return the folder for temporary files whose path every Triton can use."""
+    folder = Path(tempfile.gettempdir())
+    # Triton itself extracts to /tmp.
+    return folder if is_plain(folder) else Path("/tmp")  # noqa: S108
+
+
 def free_ports() -> Ports:
     """Return three ports of 127.0.0.1 on which no program listens.
 
     Raises:
-        CommandError: fewer than three ports are free.
+        VllmEnvError: fewer than three ports are free, or the loopback interface does not work.
     """
+    require_loopback()
     free: list[int] = []
     # In random order, so that servers that start at the same time rarely choose the same ports.
     for port in random.sample(_PORTS, len(_PORTS)):

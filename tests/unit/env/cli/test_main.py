@@ -24,7 +24,7 @@ from vllm_env.model.manifest import Manifest
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed
-from vllm_env.triton.root import TritonRoot, rules_of
+from vllm_env.triton.root import TritonRoot, is_plain, rules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,8 +172,11 @@ def test_what_to_type_next_works_where_it_is_typed(
     monkeypatch.chdir(place)
     monkeypatch.setattr("vllm_env.cli.next_steps.TOOLS", CHECKOUT / ".tools/venv-3.11-0123abcd/bin")
     assert _run("--model-repository", "the models", "--model", "my model") == 0
-    serve, ask = capsys.readouterr().out.splitlines()[-2:]
-    assert shlex.split(serve) == [f"{tmp_path}/triton/bin/tritonserver", "--model-store=the models"]
+    link, serve, ask = capsys.readouterr().out.splitlines()[-3:]
+    command, option, repository, name = shlex.split(link)
+    assert (command, option, repository) == ("ln", "-sfn", f"{place}/the models")
+    assert shlex.split(serve) == [f"{tmp_path}/triton/bin/tritonserver", f"--model-store={name}"]
+    assert is_plain(name)
     client, prompts = f"{CHECKOUT}/client/client.py", f"{CHECKOUT}/prompts.txt"
     words = ["python3", client, "--iterations", "10", "--model", "my model", "--input-prompts", prompts]
     assert shlex.split(ask) == words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import http.server
+import json
 import math
 import os
 import re
@@ -30,6 +31,7 @@ from vllm_env.serve import identity
 from vllm_env.serve import server as module
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.server import Launch, StuckStartError, TritonServer, free_ports
+from vllm_env.triton.root import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -276,6 +278,36 @@ def test_a_port_that_tritonserver_finds_taken_costs_a_second_start(binary: Path)
     """Its own message ends the first one."""
     with make(binary, "taken-once") as server:
         assert server.running
+
+
+STRANGE = ["with space", "d\N{LATIN SMALL LETTER E WITH ACUTE}j", "a;b", "it's"]
+"""Names that the Python backend puts into a line of bash without quotes, or that its stub cannot decode."""
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_repository_that_triton_mistakes_is_served_by_a_link(binary: Path, name: str) -> None:
+    """The link leads to it, and is gone afterwards."""
+    repository = binary.parent / name / "models"
+    repository.mkdir(parents=True)
+    with TritonServer(binary, repository, log=binary.parent / "log") as server:
+        options = json.loads((binary.parent / "log").read_text())
+        link = Path(options["model-repository"])
+        assert is_plain(link)
+        assert link.samefile(repository)
+    assert not link.exists()
+    assert repository.is_dir()
+    assert traces(server) == set()
+
+
+def test_a_folder_for_temporary_files_that_triton_mistakes_is_not_used(
+    binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link to the repository would be in it."""
+    (tmp_path / "with space").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "with space"))
+    with TritonServer(binary, tmp_path / "with space" / "models", log=tmp_path / "log"):
+        options = json.loads((tmp_path / "log").read_text())
+        assert is_plain(options["model-repository"])
 
 
 def test_known_crash_at_start_up_is_tried_once_more(binary: Path) -> None:
