@@ -71,7 +71,7 @@ def test_an_interpreter_that_is_too_old_is_refused_with_the_remedy(place: Place,
     """By the script itself, which such an interpreter could not read the packager with."""
     given = tmp_path / "python"
     if python == "an older one":
-        given.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9); $2"\n')
+        given.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; sys.version_info = (3, 9); $2"\n')
         given.chmod(0o755)
     code, out, err = place.run("--help", PYTHON=str(given))
     assert (code, out) == (1, "")
@@ -360,7 +360,7 @@ def test_pip_of_ubuntu_22_04_is_enough(place: Place, tmp_path: Path) -> None:
 def test_ctrl_c_before_the_bootstrap_runs(place: Place, tmp_path: Path) -> None:
     """Python starts and imports for 0.2 s. A Ctrl-C meanwhile ends the command with 130 and without a traceback."""
     impatient = tmp_path / "python"
-    impatient.write_text(f'#!/bin/bash\n[[ $1 != -B ]] || kill -INT $$\nexec {sys.executable} "$@"\n')
+    impatient.write_text(f'#!/bin/bash\n[[ $1 != -B ]] || kill -INT $$\nexec "{sys.executable}" "$@"\n')
     impatient.chmod(0o755)
     assert place.run("--version", PYTHON=str(impatient)) == (130, "", "")
 
