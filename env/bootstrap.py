@@ -7,6 +7,12 @@ below the cache if the checkout cannot be written. This file uses only the stand
     bootstrap.py --environment FOLDER LOCK    only make an environment, for tests/run.sh
 """
 
+import signal
+
+# Until main() can take a Ctrl-C, it waits: during the imports it would print a traceback.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+# ruff: noqa: E402 - imports come after that
 import argparse
 import fcntl
 import hashlib
@@ -49,6 +55,7 @@ RUN = (
 def main(arguments: list[str]) -> int:
     """Replace this process by the packager, or return an exit code."""
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         if arguments[:1] == ["--environment"]:
             if len(arguments) < 3:
                 say("usage: bootstrap.py --environment FOLDER LOCK")
@@ -262,6 +269,8 @@ def become(folder: Path, arguments: list[str]) -> NoReturn:
     if is_foreign or "--dry-run" in arguments:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [str(folder / "bin" / "python"), "-c", RUN, "vllm_env", *arguments]
+    # The packager, too, takes a Ctrl-C only after its imports (interrupts.py).
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     os.execve(command[0], command, environment)  # noqa: S606 - no shell is wanted
 
 

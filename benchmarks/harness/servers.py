@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from google.protobuf import text_format
+from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.utils import InferenceServerException
 
 from harness import executors, processes
 
@@ -119,6 +121,25 @@ class Server:
             except OSError:
                 time.sleep(0.1)
 
+    def require_name(self, name: str, http: int, grpc: int) -> None:
+        """Check that both ports belong to the Triton that was started with ``--id`` and this name.
+
+        Raises:
+            StartFailedError: another server answers on one of them.
+        """
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2", timeout=5) as answer:
+                names = {http: json.load(answer).get("name")}
+            # Not by way of a proxy that http_proxy names.
+            direct = [("grpc.enable_http_proxy", 0)]
+            with InferenceServerClient(f"127.0.0.1:{grpc}", channel_args=direct) as client:
+                names[grpc] = client.get_server_metadata(client_timeout=5).name
+        except (OSError, ValueError, InferenceServerException) as error:
+            raise StartFailedError(f"{self.name} does not tell its name: {error}") from error
+        for port, found in names.items():
+            if found != name:
+                raise StartFailedError(f"{self.name}: another server answers on port {port}")
+
     def _require_progress(self, limit: float) -> None:
         status = self.running().poll()
         if status is not None:
@@ -180,7 +201,9 @@ def place_model(setting: Setting, destination: Path) -> Path:
     arguments = json.dumps(setting.arguments)
     (destination / "vllm_engine_args.json").write_text(arguments, encoding="utf-8")
     file = destination / "config.pbtxt"
-    config = text_format.Parse(file.read_text(encoding="utf-8"), ModelConfig())
+    # Comments may have other bytes than UTF-8.
+    text = file.read_text(encoding="utf-8", errors="surrogateescape")
+    config = text_format.Parse(text, ModelConfig())
     config.parameters["EXECUTION_ENV_PATH"].string_value = str(setting.environment)
     config.instance_group[0].count = setting.instances
     file.write_text(text_format.MessageToString(config), encoding="utf-8")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import time
+import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -127,9 +128,11 @@ class TritonTarget(Server):
         started = time.monotonic()
         self.grpc = free_port()
         http = free_port()
+        name = f"benchmark-{uuid.uuid4().hex}"
         command = [
             str(self.setting.triton_root / "bin" / "tritonserver"),
             f"--model-store={self.prepare()}",
+            f"--id={name}",
             f"--backend-directory={self.setting.triton_root / 'backends'}",
             f"--http-port={http}",
             f"--grpc-port={self.grpc}",
@@ -139,8 +142,10 @@ class TritonTarget(Server):
             "--metrics-address=127.0.0.1",
         ]
         self.launch(command)
-        # Triton is ready when the model is loaded.
+        # Triton is ready when the model is loaded. Only then it binds its ports: another server may
+        # have taken them meanwhile, and would be measured.
         self.wait_for(f"http://127.0.0.1:{http}/v2/health/ready")
+        self.require_name(name, http, self.grpc)
         return time.monotonic() - started
 
     def prepare(self) -> Path:

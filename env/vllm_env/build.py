@@ -20,7 +20,7 @@ from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
-from vllm_env.triton.root import TritonRoot
+from vllm_env.triton.root import STUB_LIBRARIES, TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.tree_rules import Expected
 from vllm_env.verify.verify import verified_mark, verify_packed
@@ -112,6 +112,7 @@ class _Build:
             manifest=manifest.to_json(),
             sbom=render_sbom(self.lock),
             adopted_from=source,
+            stub_libraries=stub.libraries,
         )
         self._verify(stub, packed)
         smoke = None
@@ -253,4 +254,7 @@ def _published(target: Path, key: str) -> Manifest | None:
     stub = target / manifest.stub.name
     # Triton executes the stub. A copy by way of an object store loses the mode.
     is_executable = stub.is_file() and os.access(stub, os.X_OK)
-    return manifest if is_executable and file_sha256(stub) == manifest.stub.sha256 else None
+    # Sets that were built before have no libraries of the stub.
+    has_libraries = (target / STUB_LIBRARIES).is_dir()
+    is_whole = is_executable and has_libraries and file_sha256(stub) == manifest.stub.sha256
+    return manifest if is_whole else None

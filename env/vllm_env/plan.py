@@ -1,14 +1,16 @@
 """The plan of a build, known before anything slow starts."""
 
 import dataclasses
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
-from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import require_space
+from vllm_env.base.network import require_loopback
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.layout import LAYOUTS
 from vllm_env.layout.layout import Layout
@@ -22,7 +24,7 @@ from vllm_env.prefix.prefix import prefix_key
 from vllm_env.publish.adopt import Adoption
 from vllm_env.publish.publish import check_writable
 from vllm_env.triton.provision import provision, to_be_provisioned
-from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, open_root
+from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, is_plain, open_root
 from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
 from vllm_env.triton.stub_source import StubOptions
 from vllm_env.verify.verify import check_plan
@@ -148,6 +150,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     check_writable(request.repository, request.model)
     check_model_folder(request.model_folder)
     triton = find_triton(workspace, request.triton_root)
+    _check_paths(workspace, request, triton)
     # 2) What it contains. A spec that --save wrote has only one profile: the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None
     profile = request.profile or alone or default_profile(triton)
@@ -182,6 +185,35 @@ def make_dry_plan(workspace: Workspace, request: BuildRequest) -> Plan:
         return make_plan(scratch, request)
 
 
+def _check_paths(workspace: Workspace, request: BuildRequest, triton: TritonRoot) -> None:
+    """Check that the Triton can serve a model of this name, and an unpacked environment here."""
+    if not triton.rules.activates:
+        return
+    server = f"Triton {triton.release}"
+    cause = (
+        f"{server} starts the model's stub by a line of bash, without quotes. "
+        "A name or path in it may have ASCII letters, digits and @%+=:,./-_ only."
+    )
+    if not is_plain(request.model):
+        raise UsageError(
+            f"--model {request.model!r}: {server} cannot serve a model of this name.",
+            cause=cause,
+            remedy="Give another name.",
+        )
+    # Triton resolves links in the path of an environment, so no link helps here.
+    places = [workspace.cache.root] if request.smoke else []
+    if request.smoke or request.warm:
+        places.append(request.model_folder)
+    for place in map(os.path.realpath, places):
+        if request.layout.name == "directory" and not is_plain(place):
+            raise VllmEnvError(
+                f"--layout directory: {server} cannot use an environment in {place}.",
+                cause=cause,
+                remedy="Use --layout parts, or another folder (--model-repository DIR, "
+                "VLLM_ENV_CACHE=DIR). If the server will mount it elsewhere: --no-smoke-run.",
+            )
+
+
 def _check_machine(request: BuildRequest, spec: Spec) -> None:
     if request.warm and spec.profile == "cuda" and not has_gpu():
         raise VllmEnvError(
@@ -190,6 +222,7 @@ def _check_machine(request: BuildRequest, spec: Spec) -> None:
             remedy="Run it where the model will be served (docker run --gpus all), or omit --warm.",
         )
     if request.smoke or request.warm:
+        require_loopback()
         # Checked now: a build takes minutes before it serves the model.
         require_space(
             Path(TMP),

@@ -6,7 +6,10 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
+import stat
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,14 +21,17 @@ import pytest
 from support import engineless, small_build
 from support.mapped import libraries_of
 from support.model_control import GIVEN_UP
+from support.namespaces import with_mounts
 from support.repositories import run_build
-from support.serving import serve
+from support.serving import CPU_ARGUMENTS, READY_SECONDS, STALL_SECONDS, serve, variables_for
 from support.triton_client import generate
+from vllm_env.serve.server import Launch, TritonServer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from support.serving import Parts
     from support.small_fixtures import Channel
-    from vllm_env.serve.server import TritonServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -136,6 +142,74 @@ def test_a_model_that_imports_vllm_itself_finds_it_and_the_next_start_unpacks_no
         assert lines(server, FOUND) >= lines(server, STARTING) >= 1
     assert before
     assert {path: path.lstat().st_ino for path in tree.rglob("*.so*")} == before
+
+
+@pytest.mark.parametrize("way", ["absolute", "relative"])
+def test_it_is_served_from_a_path_that_triton_mistakes(
+    in_parts: Parts, place: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, no_leftovers: None
+) -> None:
+    """A space and a letter beyond ASCII, in the paths of Triton and of the repository; as README types it, too."""
+    root = in_parts.binary.parents[1]
+    if not (root / "libexec").is_dir():
+        pytest.skip("this Triton was not provisioned, and is in a place of its own")
+    strange = tmp_path / "my caf\N{LATIN SMALL LETTER E WITH ACUTE}"
+    (strange / ".triton").mkdir(parents=True)
+    for path in root.iterdir():
+        if path.name != "bin":
+            (strange / ".triton" / path.name).symlink_to(path)
+    shutil.copytree(root / "bin", strange / ".triton" / "bin")
+    model = shutil.copytree(in_parts.model, strange / "models" / "vllm")
+    (model / "vllm_engine_args.json").write_text(json.dumps({"model": str(in_parts.standin), **CPU_ARGUMENTS}))
+    monkeypatch.chdir(strange)
+    repository = Path("models") if way == "relative" else strange / "models"
+    variables = {**variables_for(CPU_ARGUMENTS), **unpacking_in(place)}
+    launch = Launch(variables, (), READY_SECONDS, STALL_SECONDS)
+    with TritonServer(strange / ".triton/bin/tritonserver", repository, log=tmp_path / "log", launch=launch) as server:
+        assert answer(server) == "The capital of France is Paris, on the river Seine."
+    assert stat.S_IMODE((model / "triton_python_backend_stub").stat().st_mode) == 0o755
+
+
+_READ_ONLY = """\
+mount --bind "$1" "$1"
+mount -o remount,bind,ro "$1"
+for library in /lib/*/libpython3.*.so.1.0; do
+    [ ! -e "$library" ] || mount --bind /dev/null "$library"
+done
+export TMPDIR="$2" HOME="$2" XDG_CACHE_HOME="$2"
+shift 2
+exec setpriv --reuid=12345 --regid=12345 --clear-groups "$@"
+"""
+
+
+@pytest.fixture
+def others() -> Iterator[Path]:
+    """A folder that another user can reach; pytest's own is closed to others."""
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("only root becomes another user")
+    with tempfile.TemporaryDirectory(prefix="vllm_env_test_") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_another_user_serves_a_read_only_repository(in_parts: Parts, others: Path, no_leftovers: None) -> None:
+    """Where no libpython is installed, as in a container.
+
+    There tritonserver could not try a stub, would want to make it executable, and may not.
+    """
+    model = shutil.copytree(in_parts.model, others / "models" / "vllm")
+    (model / "vllm_engine_args.json").write_text(json.dumps({"model": str(in_parts.standin), **CPU_ARGUMENTS}))
+    own = others / "own"
+    own.mkdir()
+    os.chown(own, 12345, 12345)
+    argv = [*with_mounts(), "sh", "-ec", _READ_ONLY, "sh", str(model.parent), str(own), str(in_parts.binary)]
+    (others / "tritonserver").write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+    (others / "tritonserver").chmod(0o755)
+    variables = {**variables_for(CPU_ARGUMENTS), "VLLM_ENV_UNPACKED": str(own / "unpacked")}
+    launch = Launch(variables, (), READY_SECONDS, STALL_SECONDS)
+    with TritonServer(others / "tritonserver", model.parent, log=others / "log", launch=launch) as server:
+        assert answer(server) == "The capital of France is Paris, on the river Seine."
+        assert {process.uids().real for process in server.members()} == {12345}
+    assert stat.S_IMODE((model / "triton_python_backend_stub").stat().st_mode) == 0o755
 
 
 def test_verify_and_inspect_know_parts(repository: Path, tmp_path: Path) -> None:

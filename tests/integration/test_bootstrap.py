@@ -71,7 +71,7 @@ def test_an_interpreter_that_is_too_old_is_refused_with_the_remedy(place: Place,
     """By the script itself, which such an interpreter could not read the packager with."""
     given = tmp_path / "python"
     if python == "an older one":
-        given.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9); $2"\n')
+        given.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; sys.version_info = (3, 9); $2"\n')
         given.chmod(0o755)
     code, out, err = place.run("--help", PYTHON=str(given))
     assert (code, out) == (1, "")
@@ -368,3 +368,24 @@ def test_pip_of_ubuntu_22_04_is_enough(place: Place, tmp_path: Path) -> None:
     assert (code, out[:6]) == (0, '["1.0"'), err
     argv: list[str | Path] = [python, "-m", "pip", "--python", python, "list"]
     assert "no such option: --python" in subprocess.run(argv, capture_output=True, text=True, check=False).stderr
+
+
+def test_ctrl_c_before_the_bootstrap_runs(place: Place, tmp_path: Path) -> None:
+    """Python starts and imports for 0.2 s. A Ctrl-C meanwhile ends the command with 130 and without a traceback."""
+    impatient = tmp_path / "python"
+    impatient.write_text(f'#!/bin/bash\n[[ $1 != -B ]] || kill -INT $$\nexec "{sys.executable}" "$@"\n')
+    impatient.chmod(0o755)
+    assert place.run("--version", PYTHON=str(impatient)) == (130, "", "")
+
+
+def test_ctrl_c_while_the_bootstrap_imports(place: Place, tmp_path: Path) -> None:
+    """In the middle of an import, as a module of that name sends it."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "argparse.py").write_text(
+        "import os, signal, sys\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.path.remove(os.path.dirname(__file__))\n"
+        "del sys.modules['argparse']\n"
+        "import argparse\n"
+    )
+    assert place.run("--version", PYTHONPATH=str(tmp_path / "modules")) == (130, "", "")

@@ -153,7 +153,9 @@ def test_a_model_is_published_while_another_container_warms_it(repository: Path,
     """Both succeed: the new set is in place, and so are the caches."""
     ready = tmp_path / "ready"
     slow = tmp_path / "slow"
-    slow.write_text(f'#!/bin/sh\nwhile [ ! -e {ready} ]; do sleep 0.05; done\nexec {fake_tritonserver.launcher(tmp_path)} "$@"\n')
+    slow.write_text(
+        f'#!/bin/sh\nwhile [ ! -e "{ready}" ]; do sleep 0.05; done\nexec "{fake_tritonserver.launcher(tmp_path)}" "$@"\n'
+    )
     slow.chmod(0o755)
     with _container(_WARMS, slow, repository / "vllm", tmp_path / "server.log") as warming:
 

@@ -74,7 +74,10 @@ class Stages:
         """The planned one."""
         self._call("stub")
         assert plan.prebuilt
-        return Stub(plan.prebuilt, "3.11", "24.10", hashlib.sha256(b"stub").hexdigest(), 4, "prebuilt")
+        libraries = self.folder / "stub_lib"
+        libraries.mkdir(exist_ok=True)
+        (libraries / "libpython3.11.so.1.0").write_text("python")
+        return Stub(plan.prebuilt, "3.11", "24.10", hashlib.sha256(b"stub").hexdigest(), 4, "prebuilt", libraries)
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """A file in the cache, to which published models are links."""

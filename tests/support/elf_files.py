@@ -15,6 +15,7 @@ def make_library(
     version: str = "",
     *,
     symbol: str = "answer",
+    body: str = "return 42;",
     debug: bool = False,
     needs: tuple[Path, ...] = (),
     uses: str = "",
@@ -29,7 +30,7 @@ def make_library(
     script = folder / f"{soname}.map"
     script.write_text(f"{version or 'NONE'} {{ global: {symbol}; }};\n")
     options = [f"-Wl,--version-script={script}"] if version else []
-    source = f"int {symbol}(void) {{ return 42; }}\n"
+    source = f"int {symbol}(void) {{ {body} }}\n"
     if uses:
         source += f"int {uses}(void);\nint calls_{uses}(void) {{ return {uses}(); }}\n"
     if debug:

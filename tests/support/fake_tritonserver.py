@@ -10,6 +10,8 @@ What else it does is told by FAKE_TRITON, words in any order:
     never     is never ready
     stubless  starts a stub whose libraries are missing, and waits for it for ever; before that it extracts an environment
     crash     aborts as tritonserver does when its stub dies at start-up; with crash-once only the first time
+    taken     finds its port taken, as tritonserver says it; with taken-once only the first time
+    stranger  has another name over gRPC
 """
 
 from __future__ import annotations
@@ -17,22 +19,49 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
 import sys
+from concurrent import futures
 from pathlib import Path
 
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
+
+COMMAND = shlex.join([sys.executable, __file__])
+"""What a shell script starts."""
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Ready(http.server.BaseHTTPRequestHandler):
-    """Answers 200 to everything."""
+    """Answers 200 to everything, with the server's metadata."""
+
+    name = ""
 
     def do_GET(self) -> None:
         """Answers."""
+        body = json.dumps({"name": self.name}).encode()
         self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
+
+
+def tell_name(name: str, address: str) -> grpc.Server:
+    """Start a gRPC frontend that only tells the server's metadata."""
+    answer = grpc.unary_unary_rpc_method_handler(
+        lambda _, __: service_pb2.ServerMetadataResponse(name=name),
+        request_deserializer=service_pb2.ServerMetadataRequest.FromString,
+        response_serializer=service_pb2.ServerMetadataResponse.SerializeToString,
+    )
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ServerMetadata": answer})
+    server.add_generic_rpc_handlers((service,))
+    server.add_insecure_port(address)
+    server.start()
+    return server
 
 
 def fill(folder: Path) -> None:
@@ -47,9 +76,25 @@ def fill(folder: Path) -> None:
 def launcher(folder: Path) -> Path:
     """Make a launcher like that of the provisioned Triton, a shell script that becomes the program; return its path."""
     path = folder / "tritonserver"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec {COMMAND} "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+def leave_files(backend_config: str) -> None:
+    """Write the files that tritonserver and its stubs leave, if it is told how to name its shared memory."""
+    if backend_config:
+        prefix = backend_config.rpartition("=")[2]
+        Path("/dev/shm", f"{prefix}region").write_text("left")
+        Path(os.environ["TMPDIR"], "socket").write_text("left")
+
+
+def serve(options: dict[str, str], grpc_name: str) -> None:
+    """Tell the server's name over HTTP, and ``grpc_name`` over gRPC, until a signal comes."""
+    frontend = tell_name(grpc_name, f"{options['grpc-address']}:{options['grpc-port']}")
+    Ready.name = options["id"]
+    http.server.HTTPServer((options["http-address"], int(options["http-port"])), Ready).serve_forever()
+    frontend.stop(None)
 
 
 def main() -> None:
@@ -66,9 +111,10 @@ def main() -> None:
     if "crash" in words or ("crash-once" in words and "lock_exception" not in log.read_text()):
         print("  what():  boost::interprocess::lock_exception", flush=True)
         os.abort()
-    prefix = options["backend-config"].rpartition("=")[2]
-    Path("/dev/shm", f"{prefix}region").write_text("left")
-    Path(os.environ["TMPDIR"], "socket").write_text("left")
+    if "taken" in words or ("taken-once" in words and "already in use" not in log.read_text()):
+        print(f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{options['http-port']}' already in use", flush=True)
+        sys.exit(1)
+    leave_files(options.get("backend-config", ""))
     if "child" in words:
         subprocess.Popen(SLEEP)
     if "orphan" in words:
@@ -84,7 +130,7 @@ def main() -> None:
         stub.wait()
     if "never" in words:
         signal.pause()
-    http.server.HTTPServer((options["http-address"], int(options["http-port"])), Ready).serve_forever()
+    serve(options, "another" if "stranger" in words else options["id"])
 
 
 if __name__ == "__main__":

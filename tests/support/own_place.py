@@ -5,6 +5,8 @@
     FOLDER/home/           the home, with copies of the user's settings of pip, uv and git
     FOLDER/home/.cache/    all caches, filled from the user's
 
+If the path of CHECKOUT has a space or the like, the copies are in its own ``.tools/test-data``: the product must work there.
+
 Standard library only. A second run takes over the files of the first one.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 SETTINGS = (".config/pip", ".config/uv", ".config/git", ".pip", ".netrc", ".gitconfig")
 # of the builder's cache; not its locks, its staging folders and what it has unpacked
 ENTRIES = ("prefixes", "archives", "stubs", "standins", "wheels", "sources", "verified", "contract", "conda", "locks", "inductor")
-BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "standin")
+BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "stub_lib", "standin")
 KEPT = {".git", ".tools", ".triton"}  # of the copy; all else that the checkout lacks is removed
 # variables that lead to the user's caches, models and repositories
 ASTRAY: tuple[str, ...] = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -34,6 +37,7 @@ ASTRAY += ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY",
 # Users do not set it, and it hid a fault of the packager. Without bytecode each process also compiles all sources again.
 ASTRAY += ("PYTHONDONTWRITEBYTECODE",)
 OURS = "VLLM_ENV_TEST_"
+STRANGE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)  # as in triton/root.py
 # where programs of the user's are that find each other by the home
 PROGRAMS = {"PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "CARGO_HOME": ".cargo"}
 
@@ -41,7 +45,9 @@ PROGRAMS = {"PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "CARGO_HOME": ".ca
 def main(checkout: Path, folder: Path, command: list[str]) -> NoReturn:
     """Prepare the folder, and become the command."""
     folder.mkdir(parents=True, exist_ok=True)
-    copy = free_copy(folder)
+    copies = checkout / ".tools" / "test-data" if STRANGE.search(str(checkout)) else folder
+    copies.mkdir(parents=True, exist_ok=True)
+    copy = free_copy(copies)
     prepare(checkout, folder, copy)
     variables = own_variables(os.environ, checkout, folder)
     os.chdir(copy)

@@ -31,6 +31,8 @@ def take_interrupts() -> None:
     # A shell starts background programs with SIGINT ignored, and nohup(1) does so, too.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+    # bootstrap.py blocks it while the packager starts. One that came meanwhile is raised here.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 @contextlib.contextmanager

@@ -72,6 +72,20 @@ _FAILURES = (
 )
 
 
+def require_loopback() -> None:
+    """Raise a VllmEnvError if programs cannot connect to each other on 127.0.0.1."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), _CONNECT_TIMEOUT).close()
+    except OSError as error:
+        raise VllmEnvError(
+            f"No connection is possible on 127.0.0.1: {error.strerror or error}.",
+            cause="The loopback interface is down. tritonserver is asked there, and vLLM's "
+            "processes (gloo) meet there.",
+            remedy="Bring it up, as root: ip link set lo up. --no-smoke-run builds without it.",
+        ) from error
+
+
 @dataclass(frozen=True)
 class PipConfig:
     """The configuration of pip on this machine; every field may be empty."""

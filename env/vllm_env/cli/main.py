@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     # Before parsing, because the console also prints the parser's errors.
     console = Console(quiet="--quiet" in arguments, verbose="--verbose" in arguments)
-    take_interrupts()
     try:
+        take_interrupts()
         with reporting_to(console):
             return _dispatch(arguments, console)
     except VllmEnvError as error:

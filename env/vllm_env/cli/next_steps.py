@@ -5,19 +5,23 @@ import shutil
 import sys
 from pathlib import Path
 
+from vllm_env.base.cache import key_of
 from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult
 from vllm_env.model.files import CONFIG_NAME
 from vllm_env.plan import BuildRequest
+from vllm_env.triton.root import is_plain
 
 
 def next_lines(result: BuildResult, request: BuildRequest) -> list[str]:
     """Return the lines that a build prints at its end."""
-    return ["Next:", *(f"  {shlex.join(command)}" for command in next_commands(result, request))]
+    commands = next_commands(result, request)
+    return ["Next:", *(f"  {shlex.join(command)}" for command in commands)]
 
 
-def next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str], list[str]]:
+def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]:
     """Return the commands that start the server and ask the model, for the current folder."""
+    commands = []
     python = sys.executable
     # The client finds its checkout's tools by itself. An installed wheel has only this interpreter.
     if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3"):
@@ -28,12 +32,18 @@ def next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str]
     # The client's default is prompts.txt in the current folder.
     if Path.cwd() != CHECKOUT:
         ask += ["--input-prompts", _here(CHECKOUT / "prompts.txt")]
-    serve = [_here(result.triton.binary), f"--model-store={_here(request.repository)}"]
+    repository = _here(request.repository)
+    # Such a Triton cannot start a stub there (root.py).
+    if result.triton.rules.activates and not is_plain(repository):
+        link = f"/tmp/vllm_env_models-{key_of(str(request.repository))[:8]}"  # noqa: S108
+        commands.append(["ln", "-sfn", str(request.repository), link])
+        repository = link
+    serve = [_here(result.triton.binary), f"--model-store={repository}"]
     # By default tritonserver loads every model, and ends if one fails. Another model may have no
     # environment yet, as this project's own in a checkout where only `adopt` has run.
     if _has_other_models(request):
         serve += ["--model-control-mode=explicit", f"--load-model={request.model}"]
-    return serve, ask
+    return [*commands, serve, ask]
 
 
 def _has_other_models(request: BuildRequest) -> bool:

@@ -32,11 +32,40 @@ def read_config(model: Path) -> ModelConfig:
         VllmEnvError: the file is missing, or Triton could not read it.
     """
     file = model / CONFIG_NAME
-    return parse_config(file, _read(file))
+    try:
+        return parse_config(file, read_config_text(file))
+    except FileNotFoundError as error:
+        raise VllmEnvError(
+            f"{file} is missing.", cause="Triton loads no model without it.", remedy=_COPY
+        ) from error
+
+
+def read_config_text(file: Path) -> str:
+    """Return the text of a ``config.pbtxt``, with its line ends and all of its bytes.
+
+    A byte that is not UTF-8 becomes a surrogate. Write the text with :func:`encode_config`, and
+    show it with :func:`printable`.
+    """
+    # Triton takes any byte in a comment (protobuf's text format), for example a letter in Latin-1.
+    return file.read_bytes().decode("utf-8", "surrogateescape")
+
+
+def encode_config(text: str) -> bytes:
+    """Return the bytes of a text of :func:`read_config_text`."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def printable(text: str) -> str:
+    """Return a text of :func:`read_config_text` with a replacement for what is not UTF-8."""
+    return encode_config(text).decode("utf-8", "replace")
 
 
 def parse_config(file: Path, text: str) -> ModelConfig:
-    """Parse a configuration; ``file`` is its path, for messages.
+    """Parse a configuration that was read by :func:`read_config_text`.
+
+    Args:
+        file: the configuration's path, for messages.
+        text: the configuration.
 
     Raises:
         VllmEnvError: the text is not a model configuration; the message has the line.
@@ -46,8 +75,12 @@ def parse_config(file: Path, text: str) -> ModelConfig:
         # The definition is the one of tritonclient's release. A newer Triton may know more fields.
         text_format.Parse(text, config, allow_unknown_field=True)
     except text_format.ParseError as error:
+        why = printable(str(error))
+        # protobuf's own text says only that Python could not encode it.
+        if "surrogates not allowed" in why:
+            why = f"line {error.GetLine()} has a string that is not UTF-8"
         raise VllmEnvError(
-            f"{file} cannot be read as a model configuration: {error}.",
+            f"{file} cannot be read as a model configuration: {why}.",
             remedy="Fix the line that the message names.",
         ) from error
     return config

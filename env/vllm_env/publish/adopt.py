@@ -18,7 +18,7 @@ from typing import Any
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import make_readable, mounts_in, write_whole
-from vllm_env.model.files import CODE, CONFIG_NAME
+from vllm_env.model.files import CODE, CONFIG_NAME, encode_config, printable
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, read_manifest
 
 from .exchange import STAGING, refuse_mounts
@@ -45,7 +45,7 @@ class Adoption:
 
     Attributes:
         source: the official backend's model folder.
-        config: the new ``config.pbtxt``.
+        config: the new ``config.pbtxt``, as ``read_config_text`` returns it.
         copied: the files of ``source`` that are copied.
         left: the files and folders of ``source`` that stay where they are.
         rewritten: the JSON files in which a path becomes absolute, by their path in the folder.
@@ -188,7 +188,7 @@ def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:
     copy_own_code(template / CODE, code)
     for name in _OWN_CODE:
         make_readable(folder / name)
-    write_whole(folder / CONFIG_NAME, adoption.config)
+    write_whole(folder / CONFIG_NAME, encode_config(adoption.config))
     return folder
 
 
@@ -282,8 +282,8 @@ def _code(folder: Path) -> dict[str, str]:
 
 def _unified(name: str, before: str, after: str) -> str:
     lines = difflib.unified_diff(
-        before.splitlines(),
-        after.splitlines(),
+        printable(before).splitlines(),
+        printable(after).splitlines(),
         fromfile=f"{name} (old)",
         tofile=f"{name} (new)",
         lineterm="",

@@ -23,6 +23,7 @@ from vllm_env.base.filesystem import (
     give_tree,
     let_read,
     link_or_copy,
+    make_readable,
     mounts_in,
     owner_of,
     sync,
@@ -37,15 +38,17 @@ from vllm_env.model.files import (
     EXAMPLE_NAME,
     MODEL_DIRECTORY,
     OFFICIAL_ARGS,
+    encode_config,
+    read_config_text,
 )
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
-from vllm_env.triton.root import STUB_NAME
+from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME
 
 from .exchange import STAGING, staging_in
 
 # The order in which the files are renamed into place. The manifest makes a set valid, so it is
 # last.
-BUILT_NAMES = (STUB_NAME, *files(), SBOM_NAME, MANIFEST_NAME)
+BUILT_NAMES = (STUB_LIBRARIES, STUB_NAME, *files(), SBOM_NAME, MANIFEST_NAME)
 CODE_NAMES = ("model.py", "triton_vllm")
 """This project's own code in the version folder."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -68,6 +71,7 @@ class BuiltSet:
         sbom: the SBOM as JSON.
         adopted_from: the official backend's model folder if the model is adopted. The template is
             then made from it.
+        stub_libraries: the folder that belongs next to the stub.
     """
 
     stub: Path
@@ -76,6 +80,7 @@ class BuiltSet:
     manifest: str
     sbom: str
     adopted_from: Path | None = None
+    stub_libraries: Path | None = None
 
 
 def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
@@ -254,6 +259,12 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     shutil.copyfile(built.stub, stub)
     stub.chmod(0o755)
     sync(stub)
+    if built.stub_libraries:
+        libraries = folder / STUB_LIBRARIES
+        shutil.copytree(built.stub_libraries, libraries)
+        make_readable(libraries)
+        for library in libraries.iterdir():
+            sync(library)
     built.layout.place(built.environment, folder, linked=linked)
     for name, text in ((SBOM_NAME, built.sbom), (MANIFEST_NAME, built.manifest)):
         file = folder / name
@@ -277,13 +288,13 @@ def set_environment_path(model: Path, name: str, current: Path | None = None) ->
     config = model / CONFIG_NAME
     # A configuration that is a relative link leads nowhere from the staging folder.
     readable = config if config.exists() or not current else current / CONFIG_NAME
-    text = readable.read_text("utf-8")
+    text = read_config_text(readable)
     # Only our own names are replaced. A path to another environment is the user's choice.
     names = "|".join(re.escape(layout.environment) for layout in LAYOUTS.values())
     pattern = rf'{re.escape(MODEL_DIRECTORY)}/({names})(?=")'
     new = re.sub(pattern, f"{MODEL_DIRECTORY}/{name}", text)
     if new != text:
-        write_whole(config, new)
+        write_whole(config, encode_config(new))
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:

@@ -4,10 +4,11 @@ The folder must be one that this project can adopt: one version, the vLLM backen
 arguments that can be read.
 """
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vllm_env.model.files import (
     arguments_file,
     check_engine_args,
     parse_config,
+    read_config_text,
 )
 
 LORA_NAME = "multi_lora.json"
@@ -42,7 +44,8 @@ def read_official_config(model: Path) -> str:
     if not model.is_dir():
         raise UsageError(f"{model} is not a folder.", remedy=_NAME_A_MODEL)
     file = model / CONFIG_NAME
-    text = read_text(file)
+    with _read_errors_explained(file):
+        text = read_config_text(file)
     _check_version(model)
     config = parse_config(file, text)
     _check_backend(model, config.backend, config.parameters[ENVIRONMENT].string_value)
@@ -56,9 +59,15 @@ def read_text(file: Path) -> str:
     Raises:
         VllmEnvError: the file is missing, or it cannot be read as UTF-8.
     """
-    try:
+    with _read_errors_explained(file):
         # Path.read_text() would turn \r\n into \n, and an edited copy would differ in every line.
         return file.read_bytes().decode("utf-8")
+
+
+@contextlib.contextmanager
+def _read_errors_explained(file: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise VllmEnvError(
             f"{file} is missing.",

@@ -9,7 +9,6 @@ it extracted to ``/tmp`` are removed.
 """
 
 import contextlib
-import http.client
 import random
 import re
 import signal
@@ -26,9 +25,11 @@ import psutil
 from vllm_env.base import report
 from vllm_env.base.errors import CommandError
 from vllm_env.base.interrupts import interrupts_held
+from vllm_env.base.network import require_loopback
 from vllm_env.base.process import Child, has_ended, start
+from vllm_env.triton.root import is_plain
 
-from . import leftovers, processes, server_log
+from . import identity, leftovers, processes, server_log
 
 # Below Linux's ephemeral ports: while models load, no outgoing connection takes one.
 _PORTS = range(10240, 32768)
@@ -45,12 +46,14 @@ _GRACE_SECONDS = 3.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 _EXTRACTED = re.compile(r"python_env_\w{6}")
 _ATTEMPTS = 2
-# Two log texts of a start that failed through no fault of the model. The first: on a busy machine,
-# the Python backend of 24.10 sometimes reads a wrong handle from shared memory; the stub dies and
-# the server aborts (server issues 5949, 8882).
+# Three log texts of a start that failed through no fault of the model.
+# The first: on a busy machine, the Python backend of 24.10 sometimes reads a wrong handle from
+# shared memory; the stub dies and the server aborts (server issues 5949, 8882).
 _KNOWN_CRASH = "boost::interprocess::lock_exception"
 # The second: the machine paused (triton_vllm/startup/abandoned.py).
 _GIVEN_UP = "the server has given this load up"
+# The third: another program took a port after free_ports() had found it free.
+_PORT_TAKEN = "already in use"
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Ports:
 
 
 class StuckStartError(CommandError):
-    """The server crashed or hung at its start without a fault of the model.
+    """The server did not start, without a fault of the model: it crashed, hung or lost a port.
 
     Another start may work.
     """
@@ -89,7 +92,8 @@ class Launch:
 class TritonServer:
     """A running tritonserver, as a context manager. The block begins when the models are ready.
 
-    A start that gets stuck through a known fault of the Python backend is tried once again.
+    A start that gets stuck through a known fault of the Python backend is tried once again. So is
+    a start whose ports another program has taken, then with other ports.
 
     Args:
         binary: the tritonserver program of a Triton root.
@@ -136,6 +140,11 @@ class TritonServer:
         return self._child.pid if self._child else 0
 
     @property
+    def name(self) -> str:
+        """Return the name that the server tells to its clients."""
+        return f"vllm_env_{self._id}"
+
+    @property
     def running(self) -> bool:
         """Return whether the server's process is running."""
         return self._child is not None and self._child.poll() is None
@@ -152,6 +161,7 @@ class TritonServer:
                 self.stop()
                 if attempt == _ATTEMPTS or not isinstance(error, StuckStartError):
                     raise
+                self.ports = free_ports()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,7 +180,7 @@ class TritonServer:
         self._dead = frozenset()
         # The server gets its own folder for temporary files: vLLM leaves one socket there for each
         # engine that it starts.
-        self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
+        self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_", dir=plain_temporary()))
         variables = {
             **self._launch.environment,
             "TMPDIR": str(self._scratch),
@@ -196,7 +206,8 @@ class TritonServer:
     def _command(self) -> list[str]:
         return [
             str(self.binary),
-            f"--model-repository={self.repository}",
+            f"--model-repository={self._plain_repository()}",
+            f"--id={self.name}",
             "--http-address=127.0.0.1",
             "--grpc-address=127.0.0.1",
             "--metrics-address=127.0.0.1",
@@ -207,6 +218,14 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
             *self._launch.arguments,
         ]
+
+    def _plain_repository(self) -> Path:
+        """Return the repository, or a link to it if Triton mistakes its path."""
+        if self._scratch is None or is_plain(self.repository):
+            return self.repository
+        link = self._scratch / "models"
+        link.symlink_to(self.repository.absolute())
+        return link
 
     @property
     def _shared_memory_prefix(self) -> str:
@@ -229,16 +248,24 @@ class TritonServer:
         self._look(now=True)
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports.http, timeout=5)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            # Triton binds its ports only after the models are loaded, so another program may
-            # answer here before.
-            return connection.getresponse().status == http.HTTPStatus.OK and self.running
-        except (OSError, http.client.HTTPException):
+        """Return whether this server answers on its ports and is ready.
+
+        Raises:
+            StuckStartError: another server answers there. This one could not bind its ports.
+        """
+        if not self._is_this_server(self.ports.http, identity.http_name(self.ports.http)):
             return False
-        finally:
-            connection.close()
+        if not self._is_this_server(self.ports.grpc, identity.grpc_name(self.ports.grpc)):
+            return False
+        return identity.is_ready(self.ports.http) and self.running
+
+    def _is_this_server(self, port: int, name: str | None) -> bool:
+        if name not in (None, self.name):
+            raise self._failure(
+                f"Another server answers on port {port}, which this tritonserver was to use.",
+                is_stuck=True,
+            )
+        return name == self.name
 
     def _require_progress(self, elapsed: float) -> None:
         # 1) The server has ended.
@@ -247,7 +274,7 @@ class TritonServer:
             crashed = status == -signal.SIGABRT and self._has_logged(_KNOWN_CRASH)
             raise self._failure(
                 f"tritonserver ended with status {status} before its models were ready.",
-                is_stuck=crashed or self._has_logged(_GIVEN_UP),
+                is_stuck=crashed or self._has_logged(_GIVEN_UP) or self._has_logged(_PORT_TAKEN),
             )
         # 2) The server runs, but waits in vain.
         if self._has_dead_stub:
@@ -328,12 +355,20 @@ class TritonServer:
             leftovers.delete(path)
 
 
+def plain_temporary() -> Path:
+    """Return the folder for temporary files whose path every Triton can use."""
+    folder = Path(tempfile.gettempdir())
+    # Triton itself extracts to /tmp.
+    return folder if is_plain(folder) else Path("/tmp")  # noqa: S108
+
+
 def free_ports() -> Ports:
     """Return three ports of 127.0.0.1 on which no program listens.
 
     Raises:
-        CommandError: fewer than three ports are free.
+        VllmEnvError: fewer than three ports are free, or the loopback interface does not work.
     """
+    require_loopback()
     free: list[int] = []
     # In random order, so that servers that start at the same time rarely choose the same ports.
     for port in random.sample(_PORTS, len(_PORTS)):

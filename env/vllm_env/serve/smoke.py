@@ -4,25 +4,34 @@ The server gets a temporary copy of the model's folder. Its engine arguments nam
 and suit this machine. The published folder does not change.
 """
 
+import contextlib
 import json
 import re
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.model.files import CODE, CONFIG_NAME, MODEL_DIRECTORY, arguments_file
+from vllm_env.model.files import (
+    CODE,
+    CONFIG_NAME,
+    MODEL_DIRECTORY,
+    arguments_file,
+    encode_config,
+    read_config_text,
+)
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.publish.model_folder import copy_code
-from vllm_env.triton.root import STUB_NAME
+from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME, is_plain
 
-from .server import Launch, TritonServer
+from .server import Launch, TritonServer, plain_temporary
 from .server_log import telling_lines
 
 # protobuf's text format allows these between two fields.
@@ -35,6 +44,8 @@ _GPU_IDS = re.compile(
     ).replace(" ", _GAP)
 )
 _COPIED = (CONFIG_NAME, STUB_NAME, MANIFEST_NAME)
+_Plain = Callable[[Path], Path]
+"""Returns a path by which every Triton can use a folder."""
 Documents = Mapping[str, Mapping[str, Any]]
 _RESULTS = "results.txt"
 # Ends each answer in the client's results file.
@@ -103,11 +114,14 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         # A download is silent for a long time, loading a local model is not.
         stall_timeout=_STALL_SECONDS if _is_local(request) else None,
     )
-    with workspace.cache.staging() as staged:
+    with workspace.cache.staging() as staged, _plain_links() as plain:
+        if _is_local(request):
+            engine_model = plain(Path(request.engine_model).absolute())
+            request = replace(request, engine_model=str(engine_model))
         repository = staged / "models"
         folder = request.model_folder
         arguments = next(iter(request.own.values()), None) or engine_args(request)
-        copy_model(folder, repository / folder.name, arguments, request.own)
+        copy_model(folder, repository / folder.name, arguments, request.own, plain)
         started = time.monotonic()
         with TritonServer(request.binary, repository, log=request.log, launch=launch) as server:
             ready = time.monotonic()
@@ -127,6 +141,24 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         ready_seconds=ready - started,
         engine_args=arguments,
     )
+
+
+@contextlib.contextmanager
+def _plain_links() -> Iterator[_Plain]:
+    """Yield a function that returns a folder, or a link to it if Triton mistakes its path.
+
+    The links last until the block ends.
+    """
+    with tempfile.TemporaryDirectory(prefix="vllm_env_links_", dir=plain_temporary()) as place:
+
+        def plain(folder: Path) -> Path:
+            if is_plain(folder):
+                return folder
+            link = Path(tempfile.mkdtemp(dir=place)) / "folder"
+            link.symlink_to(folder)
+            return link
+
+        yield plain
 
 
 def _is_local(request: SmokeRequest) -> bool:
@@ -161,24 +193,30 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
 
 
 def copy_model(
-    folder: Path, copy: Path, arguments: Mapping[str, Any], own: Documents | None = None
+    folder: Path,
+    copy: Path,
+    arguments: Mapping[str, Any],
+    own: Documents | None = None,
+    plain: _Plain = Path,
 ) -> None:
     """Copy a built model's folder with other engine arguments, or with its ``own`` files.
 
     Only the code of the version folder is copied. The copy's ``config.pbtxt`` names the
-    environment by its absolute path.
+    environment by its absolute path, in the folder that ``plain`` returns.
     """
     copy.mkdir(parents=True)
     for name in _COPIED:
         if (folder / name).is_file():
             shutil.copy2(folder / name, copy / name)
+    if (folder / STUB_LIBRARIES).is_dir():
+        shutil.copytree(folder / STUB_LIBRARIES, copy / STUB_LIBRARIES)
     copy_code(folder / CODE, copy / CODE)
     # Write only one of the two files: the model refuses two that differ. The copy has no
     # vllm_engine_args.json yet.
     for name, document in (own or {arguments_file(copy): arguments}).items():
         (copy / name).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     config = copy / CONFIG_NAME
-    text = config.read_text("utf-8")
+    text = read_config_text(config)
     # The user's parallel sizes are among the replaced arguments, and the model refuses several
     # GPUs for an engine that takes one.
     if not own:
@@ -188,10 +226,13 @@ def copy_model(
     # model's folder. A hard link changes the archive's ctime, and a server of the original would
     # load it again at its next `load` or poll (seen with 24.10).
     def absolute(match: re.Match[str]) -> str:
-        return str((folder / match[1]).resolve())
+        environment = (folder / match[1]).resolve()
+        path = str(plain(environment.parent) / environment.name)
+        # Quotes and backslashes are escaped in protobuf's text format.
+        return re.sub(r"""([\\"'])""", r"\\\1", path)
 
     text = re.sub(re.escape(MODEL_DIRECTORY) + r'/([^"/]+)', absolute, text)
-    config.write_text(text, "utf-8")
+    config.write_bytes(encode_config(text))
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:

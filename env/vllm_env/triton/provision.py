@@ -5,12 +5,19 @@ laid out like ``/opt/tritonserver``. A launcher replaces the program; it sets th
 the backend folder.
 """
 
+import contextlib
 import shutil
 import stat
 import zipfile
 from pathlib import Path
 
-from vllm_env.base.filesystem import give_tree, make_readable, owner_of, put_in_place
+from vllm_env.base.filesystem import (
+    give_tree,
+    make_readable,
+    owner_of,
+    put_in_place,
+    write_whole,
+)
 from vllm_env.base.locks import locked_folder, remove_unlocked
 from vllm_env.base.machine import require_glibc
 from vllm_env.base.workspace import Workspace
@@ -35,9 +42,18 @@ _LAUNCHER = """\
 #!/bin/sh
 # Starts the tritonserver of the wheel nvidia-pytriton, which expects to be in /opt/tritonserver.
 root=$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "$0")")/.." && pwd)
+server=$root/libexec/tritonserver
+# The Python backend starts a stub by a line of bash that has these paths without quotes. Its stub
+# decodes them as ASCII. The server and its stubs inherit the open folder, which has a plain path.
+case $root in
+  *[!A-Za-z0-9_@%+=,./-]*)
+    exec 9<"$root"
+    root=/proc/self/fd/9
+    ;;
+esac
 LD_LIBRARY_PATH=$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
-exec "$root/libexec/tritonserver" \\
+exec "$server" \\
   --backend-directory="$root/backends" --cache-directory="$root/caches" "$@"
 """
 
@@ -72,6 +88,7 @@ def provision(workspace: Workspace, target: Path) -> None:
         CommandError: the wheel cannot be fetched.
     """
     if (target / "RELEASE").is_file():
+        _renew_launcher(target)
         return
     _check_machine()
     place = target.parent
@@ -94,6 +111,15 @@ def provision(workspace: Workspace, target: Path) -> None:
             # In a container the builder is root, and the checkout is a user's.
             give_tree(root, owner_of(target))
             put_in_place(root, target)
+
+
+def _renew_launcher(root: Path) -> None:
+    """Replace the launcher that an older version of this project wrote."""
+    launcher = root / "bin" / "tritonserver"
+    if launcher.is_file() and launcher.read_bytes() != _LAUNCHER.encode():
+        # The old one works, too, unless the path is strange. The folder may be another user's.
+        with contextlib.suppress(OSError):
+            write_whole(launcher, _LAUNCHER)
 
 
 def fetch(workspace: Workspace, folder: Path) -> None:

@@ -10,6 +10,13 @@ from vllm_env.base.elf import needed_python
 from vllm_env.base.errors import UsageError, VllmEnvError
 
 STUB_NAME = "triton_python_backend_stub"
+STUB_LIBRARIES = "stub_lib"
+"""The folder next to the stub with the libpython that it starts with (stub.py)."""
+
+# Up to 25.07 the Python backend starts a stub by a line of bash, without quotes. The line has the
+# paths of the model, the stub, the environment and the backend, and the model's name. The stub
+# itself, before 24.11, decodes paths as ASCII.
+_STRANGE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 
 # Sources: CMakeLists.txt, src/pb_env.cc and src/stub_launcher.cc of python_backend, which has a
@@ -49,6 +56,11 @@ RELEASES = (
     ReleaseRules("26.06", 39, "", activates=False, secure_extraction=True),
 )
 NEWEST_KNOWN = "26.07"
+
+
+def is_plain(path: str | Path) -> bool:
+    """Return whether every Triton can use a path or a model's name."""
+    return not _STRANGE.search(str(path))
 
 
 @dataclass(frozen=True)

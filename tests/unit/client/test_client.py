@@ -161,11 +161,11 @@ def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path, 
     for name, target in (("venv", "/nonexistent/python3"), ("venv-3.10", bare_python)):
         (tmp_path / ".tools" / name / "bin").mkdir(parents=True)
         (tmp_path / ".tools" / name / "bin/python").symlink_to(target)
-    (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (tools / "python").chmod(0o755)
     older = tmp_path / ".tools" / "venv-3.10-older" / "bin" / "python"
     older.parent.mkdir(parents=True)
-    older.write_text(f'#!/bin/sh\necho older >&2\nexec {sys.executable} "$@"\n')
+    older.write_text(f'#!/bin/sh\necho older >&2\nexec "{sys.executable}" "$@"\n')
     older.chmod(0o755)
     os.utime(older, (1, 1))
     (tmp_path / "prompts.txt").write_text(PROMPTS)

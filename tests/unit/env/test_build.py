@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
 
 
-_SET = {"triton_python_backend_stub", "vllm_env.tar.gz", "vllm_env.cdx.json", "vllm_env.json"}
+_SET = {"triton_python_backend_stub", "stub_lib", "vllm_env.tar.gz", "vllm_env.cdx.json", "vllm_env.json"}
 
 
 def _staged(workspace: Workspace) -> list[Path]:
@@ -131,6 +131,7 @@ def _without_execution(model: Path) -> None:
         pytest.param(lambda model: (model / "triton_python_backend_stub").unlink(), id="the stub is gone"),
         pytest.param(lambda model: (model / "triton_python_backend_stub").write_text("stab"), id="another stub"),
         pytest.param(_without_execution, id="a stub that may not be run"),
+        pytest.param(lambda model: shutil.rmtree(model / "stub_lib"), id="without the libraries of the stub, as built before"),
         pytest.param(lambda model: (model / "vllm_env.json").unlink(), id="the manifest is gone"),
         pytest.param(lambda model: (model / "vllm_env.json").write_text("{"), id="the manifest is damaged"),
         pytest.param(lambda model: (model / "vllm_env.json").write_text('{"format": 99}'), id="of another version"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ import pytest
 
 from support import triton_folder
 from vllm_env import plan as module
-from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.layout import LAYOUTS
 from vllm_env.lock.spec import Overrides
 from vllm_env.plan import BuildRequest, default_profile, find_triton, has_gpu, installed_triton, make_plan
@@ -239,3 +241,48 @@ def test_nothing_is_extracted_here_without_a_server_or_an_archive(
     """So no space is asked for."""
     monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 10**18})
     assert make_plan(workspace, replace(planned, smoke=smoke, layout=LAYOUTS[layout])).key
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_a_name_that_triton_mistakes_is_refused(workspace: Workspace, planned: BuildRequest, tmp_path: Path) -> None:
+    """Up to 25.07 it is a word of bash, without quotes."""
+    with pytest.raises(UsageError, match=r"--model 'my model': Triton 24\.10 cannot serve") as caught:
+        make_plan(workspace, replace(planned, model="my model"))
+    assert "without quotes" in caught.value.cause
+    (tmp_path / "triton" / "RELEASE").write_text("25.08\n")
+    with pytest.raises(pytest.fail.Exception, match="the lock is resolved"):
+        make_plan(workspace, replace(planned, model="my model"))
+
+
+@pytest.mark.usefixtures("nothing_long")
+@pytest.mark.parametrize("smoke", [True, False])
+def test_an_unpacked_environment_in_a_path_that_triton_mistakes_is_refused(
+    workspace: Workspace, planned: BuildRequest, tmp_path: Path, smoke: bool
+) -> None:
+    """If it would be served there. Triton resolves links, so none helps; the other layouts are extracted to /tmp."""
+    (tmp_path / "with space").mkdir()
+    (tmp_path / "link").symlink_to("with space")
+    request = replace(planned, repository=tmp_path / "link" / "models", layout=LAYOUTS["directory"], smoke=smoke)
+    if smoke:
+        with pytest.raises(VllmEnvError, match=r"cannot use an environment in .*/with space/models/vllm") as caught:
+            make_plan(workspace, request)
+        assert "--layout parts" in caught.value.remedy
+    for passing in (replace(request, smoke=False), replace(request, layout=LAYOUTS["parts"])):
+        with pytest.raises(pytest.fail.Exception, match="the lock is resolved"):
+            make_plan(workspace, passing)
+
+
+@pytest.mark.usefixtures("lock")
+def test_a_loopback_interface_that_is_down_is_told_before_the_build(
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smoke run would fail minutes later, inside of gloo."""
+
+    def unreachable(*_: object) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(VllmEnvError, match=r"on 127\.0\.0\.1: Network is unreachable") as caught:
+        make_plan(workspace, replace(planned, smoke=True))
+    assert "ip link set lo up" in caught.value.remedy
+    make_plan(workspace, replace(planned, smoke=False))

@@ -201,6 +201,17 @@ def test_a_second_run_has_a_copy_of_its_own(checkout: Path, tmp_path: Path) -> N
     assert runs == [(f"{data}/checkout", f"{data}/home"), (f"{data}/checkout-2", f"{data}/home")]
 
 
+@pytest.mark.usefixtures("user")
+def test_a_checkout_in_a_strange_path_is_tested_there(checkout: Path, tmp_path: Path) -> None:
+    """The product must work in it. All else is in the given folder: Triton uses no environment in such a path."""
+    strange = checkout.rename(tmp_path / "with space")
+    command = [sys.executable, own_place.__file__, str(strange), str(tmp_path / "data"), "sh", "-c", "pwd; echo $HOME"]
+    copy, home = subprocess.check_output(command, text=True).splitlines()
+    assert copy == str(strange.resolve() / ".tools/test-data/checkout")
+    assert home == str((tmp_path / "data").resolve() / "home")
+    assert (strange / ".tools/test-data/checkout/README.md").is_file()
+
+
 def test_variables_that_lead_to_the_users_files_are_left_out(tmp_path: Path) -> None:
     """Those of the tests themselves, and where certificates are, stay."""
     given = {"HF_HOME": "/h", "VLLM_ENV_CACHE": "/c", "XDG_CACHE_HOME": "/x", "VLLM_ENV_TEST_TRITON_ROOT": "/t", "PATH": "/bin"}

@@ -24,7 +24,7 @@ from vllm_env.model.manifest import Manifest
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed
-from vllm_env.triton.root import TritonRoot, rules_of
+from vllm_env.triton.root import TritonRoot, is_plain, rules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,8 +172,11 @@ def test_what_to_type_next_works_where_it_is_typed(
     monkeypatch.chdir(place)
     monkeypatch.setattr("vllm_env.cli.next_steps.TOOLS", CHECKOUT / ".tools/venv-3.11-0123abcd/bin")
     assert _run("--model-repository", "the models", "--model", "my model") == 0
-    serve, ask = capsys.readouterr().out.splitlines()[-2:]
-    assert shlex.split(serve) == [f"{tmp_path}/triton/bin/tritonserver", "--model-store=the models"]
+    link, serve, ask = capsys.readouterr().out.splitlines()[-3:]
+    command, option, repository, name = shlex.split(link)
+    assert (command, option, repository) == ("ln", "-sfn", f"{place}/the models")
+    assert shlex.split(serve) == [f"{tmp_path}/triton/bin/tritonserver", f"--model-store={name}"]
+    assert is_plain(name)
     client, prompts = f"{CHECKOUT}/client/client.py", f"{CHECKOUT}/prompts.txt"
     words = ["python3", client, "--iterations", "10", "--model", "my model", "--input-prompts", prompts]
     assert shlex.split(ask) == words
@@ -252,4 +255,22 @@ def test_an_interrupt_exits_with_130(tmp_path: Path, number: signal.Signals) -> 
         child.stderr.close()
     assert message.startswith("Interrupted")
     assert "Traceback" not in message
+    assert not (tmp_path / "models").exists()
+
+
+def test_an_interrupt_during_the_imports_exits_with_130(tmp_path: Path) -> None:
+    """bootstrap.py blocks SIGINT until the packager can take it."""
+    start = 'kill -INT $$; exec "$0" -m vllm_env --model-repository models'
+    child = subprocess.run(
+        ["env", "--block-signal=INT", "sh", "-c", start, sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "env"), "VLLM_ENV_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+    )
+    assert child.returncode == 130
+    assert child.stderr.startswith("Interrupted")
+    assert "Traceback" not in child.stderr
     assert not (tmp_path / "models").exists()

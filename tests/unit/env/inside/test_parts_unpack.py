@@ -161,7 +161,7 @@ def test_killed_in_the_middle_nothing_is_taken_for_whole(small: Small, tmp_path:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     (small.folder / "bin" / "python").unlink()  # a worker that stands still in the midst of a part
-    waiting = f'#!/bin/sh\ncase "$*" in *"part "*) read line < {gate};; esac\nexec {sys.executable} "$@"\n'
+    waiting = f'#!/bin/sh\ncase "$*" in *"part "*) read line < "{gate}";; esac\nexec "{sys.executable}" "$@"\n'
     (small.folder / "bin" / "python").write_text(waiting)
     (small.folder / "bin" / "python").chmod(0o755)
     process = small.start(place)

@@ -38,7 +38,7 @@ def describe(folder: Path, *, packed: bool = True, distribution: str = "vllm") -
     lock = small_lock(commit="c" * 40)
     pinned = replace(lock.vllm, requirement=lock.vllm.requirement.replace("vllm", distribution, 1))
     prefix = Prefix(folder / "env", "p", replace(lock, vllm=pinned), ("tests",), reused=False)
-    stub = Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt")
+    stub = Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt", folder / "stub_lib")
     archive = Packed(folder / "a", (EnvironmentRecord("vllm_env.tar.gz", "e" * 64, size=3, members=1, unpacked=10),))
     if packed:
         return describe_build("k", prefix, stub, LAYOUTS["archive"], archive)

@@ -19,7 +19,7 @@ from vllm_env.model.files import check_model_folder
 from vllm_env.publish import publish as publishing
 from vllm_env.publish.adopt import read_adoption, refuse_target, stage_template
 from vllm_env.publish.exchange import STAGING
-from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_set
+from vllm_env.publish.model_folder import BuiltSet, set_environment_path, stage_candidate, write_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,6 +144,23 @@ def test_it_becomes_a_model_of_ours(workspace: Workspace, official: Path, target
     assert stat.S_IMODE((target / "1/model.json").stat().st_mode) == 0o600
     assert stat.S_IMODE((target / "1/triton_vllm/request/contract.py").stat().st_mode) & 0o444 == 0o444
     assert not list(target.parents[1].rglob(f"{STAGING}*"))
+
+
+def test_any_byte_in_a_comment_stays(workspace: Workspace, official: Path, target: Path) -> None:
+    """Triton takes a letter in Latin-1 there. What is shown of it can be printed."""
+    comment = b"# caf\xe9\r\n"
+    (official / "config.pbtxt").write_bytes(comment + CONFIG.encode())
+    adoption = read_adoption(official, target, TEMPLATE, "vllm_env")
+    assert "# caf\N{REPLACEMENT CHARACTER}" in adoption.difference
+    adoption.difference.encode()
+    adopt(workspace, official, target)
+    assert (target / "config.pbtxt").read_bytes().startswith(comment + b'# mine\nbackend: "python"\n')
+    set_environment_path(target, "vllm_env")
+    text = (target / "config.pbtxt").read_bytes()
+    assert text.startswith(comment)
+    assert b"$$TRITON_MODEL_DIRECTORY/vllm_env" in text
+    check_receiver(target)
+    assert not read_adoption(official, target, TEMPLATE, "vllm_env").difference
 
 
 @pytest.mark.usefixtures("_way")
@@ -374,6 +391,7 @@ def _ours(model: Path) -> None:
     [
         (lambda model: (model / "config.pbtxt").unlink(), r"config.pbtxt is missing"),
         (lambda model: (model / "config.pbtxt").write_bytes(b"\xff"), "config.pbtxt cannot be read"),
+        (lambda model: (model / "config.pbtxt").write_bytes(b'\nname: "\xe9"'), "line 2 has a string that is not UTF-8"),
         (_config('backend: "tensorrtllm"'), 'names the backend "tensorrtllm"'),
         (_config('backend: "python"'), 'names the backend "python"'),
         (_config(""), 'names the backend ""'),

@@ -170,6 +170,25 @@ def test_engine_arguments_behind_a_link_are_not_missing(built: BuiltSet, model: 
     assert "vllm_engine_args.json" not in _files(missing)
 
 
+def test_the_stubs_libraries_are_next_to_it(tmp_path: Path) -> None:
+    """Every user may read them, and they replace those of another Python."""
+    libraries = tmp_path / "made" / "stub_lib"
+    libraries.mkdir(parents=True)
+    (libraries / "libpython3.11.so.1.0").write_text("python")
+    (libraries / "libpython3.11.so.1.0").chmod(0o600)
+    for name in ("stub", "environment"):
+        (tmp_path / name).write_text(name)
+    built = BuiltSet(tmp_path / "stub", tmp_path / "environment", LAYOUTS["archive"], "{}", "{}", stub_libraries=libraries)
+    write_set(built, tmp_path / "model")
+    library = tmp_path / "model" / "stub_lib" / "libpython3.11.so.1.0"
+    assert library.stat().st_mode & 0o777 == 0o644
+    old = tmp_path / "old"
+    (old / "stub_lib").mkdir(parents=True)
+    (old / "stub_lib" / "libpython3.10.so.1.0").touch()
+    stage_model(built, old, _TEMPLATE, tmp_path / "model")
+    assert [path.name for path in (tmp_path / "model" / "stub_lib").iterdir()] == [library.name]
+
+
 def test_the_manifest_is_placed_last() -> None:
     """In place, the manifest is what makes the new set valid."""
     assert BUILT_NAMES[-1] == "vllm_env.json"

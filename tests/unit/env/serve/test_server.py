@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import http.server
+import json
 import math
 import os
 import re
@@ -9,9 +12,11 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 import pytest
@@ -22,9 +27,14 @@ from support.patience import wait_for
 from vllm_env.base.errors import CommandError
 from vllm_env.base.process import start
 from vllm_env.base.report import Console, reporting_to
+from vllm_env.serve import identity
 from vllm_env.serve import server as module
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.server import Launch, StuckStartError, TritonServer, free_ports
+from vllm_env.triton.root import is_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -206,6 +216,109 @@ def test_ports_in_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         holder.listen()
         ports = free_ports()
     assert taken not in (ports.http, ports.grpc, ports.metrics)
+
+
+class Stranger(fake_tritonserver.Ready):
+    """Another tritonserver, which has the port; what clients ask it is noted."""
+
+    name = "triton"
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
+        self.asked.append(self.path)
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """The port of another server on 127.0.0.1, which is ready."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        Stranger.asked.clear()
+        threading.Thread(target=server.serve_forever).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_another_server_on_the_http_port_is_not_taken_for_this_one(binary: Path, stranger: int) -> None:
+    """It took the port while the model was loaded, a minute after it had been free. The second start has other ports."""
+    server = make(binary)
+    server.ports = dataclasses.replace(server.ports, http=stranger)
+    with server:
+        assert server.ports.http != stranger
+        assert identity.http_name(server.ports.http) == server.name
+    assert Stranger.asked == ["/v2"]
+
+
+def test_a_port_that_stays_taken_is_named(binary: Path, stranger: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the port, and nothing is left running."""
+    ports = dataclasses.replace(free_ports(), http=stranger)
+    monkeypatch.setattr(module, "free_ports", lambda: ports)
+    server = make(binary, "never")
+    with pytest.raises(StuckStartError, match=f"Another server answers on port {stranger}"), server:
+        pass
+    assert not server.running
+
+
+def test_another_server_on_the_grpc_port_is_not_taken_for_this_one(binary: Path) -> None:
+    """Both frontends tell the name of the server."""
+    server = make(binary, "stranger")
+    with pytest.raises(StuckStartError) as failed, server:
+        pass
+    assert failed.value.what.startswith(f"Another server answers on port {server.ports.grpc}")
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"])
+def test_a_program_that_is_no_triton_has_no_name(answer: bytes) -> None:
+    """It has the port all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reply() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(answer)
+                connection.recv(1000)
+
+        threading.Thread(target=reply).start()
+        assert identity.http_name(listener.getsockname()[1]) == ""
+
+
+def test_a_port_that_tritonserver_finds_taken_costs_a_second_start(binary: Path) -> None:
+    """Its own message ends the first one."""
+    with make(binary, "taken-once") as server:
+        assert server.running
+
+
+STRANGE = ["with space", "d\N{LATIN SMALL LETTER E WITH ACUTE}j", "a;b", "it's"]
+"""Names that the Python backend puts into a line of bash without quotes, or that its stub cannot decode."""
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_repository_that_triton_mistakes_is_served_by_a_link(binary: Path, name: str) -> None:
+    """The link leads to it, and is gone afterwards."""
+    repository = binary.parent / name / "models"
+    repository.mkdir(parents=True)
+    with TritonServer(binary, repository, log=binary.parent / "log") as server:
+        options = json.loads((binary.parent / "log").read_text())
+        link = Path(options["model-repository"])
+        assert is_plain(link)
+        assert link.samefile(repository)
+    assert not link.exists()
+    assert repository.is_dir()
+    assert traces(server) == set()
+
+
+def test_a_folder_for_temporary_files_that_triton_mistakes_is_not_used(
+    binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link to the repository would be in it."""
+    (tmp_path / "with space").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "with space"))
+    with TritonServer(binary, tmp_path / "with space" / "models", log=tmp_path / "log"):
+        options = json.loads((tmp_path / "log").read_text())
+        assert is_plain(options["model-repository"])
 
 
 def test_known_crash_at_start_up_is_tried_once_more(binary: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 from support import fake_tritonserver
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.model.files import environment_of
 from vllm_env.serve import smoke
 from vllm_env.serve.smoke import SmokeRequest, copy_model, engine_args, server_environment, smoke_run
+from vllm_env.triton.root import is_plain
 
 if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
@@ -141,6 +143,53 @@ def test_archive_is_named_by_its_path_and_the_stub_stays_executable(model: Path,
     assert os.access(copy / "triton_python_backend_stub", os.X_OK)
     assert json.loads((copy / "vllm_engine_args.json").read_text()) == {"model": "x"}
     assert (copy / "1" / "model.py").is_file()
+
+
+def test_any_byte_in_a_comment_is_copied(model: Path, tmp_path: Path) -> None:
+    """Triton takes it, for example a letter in Latin-1."""
+    (model / "config.pbtxt").write_bytes(b"# caf\xe9\n" + CONFIG.format("vllm_env").encode())
+    copy_model(model, tmp_path / "copy", {})
+    assert (tmp_path / "copy" / "config.pbtxt").read_bytes().startswith(b"# caf\xe9\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["with space", "d\N{LATIN SMALL LETTER E WITH ACUTE}j\N{LATIN SMALL LETTER A WITH GRAVE}", 'a"b\\c']
+)
+def test_a_strange_path_is_named_as_it_is(model: Path, tmp_path: Path, name: str) -> None:
+    """Protobuf reads it back."""
+    moved = model.parent.rename(tmp_path / name) / model.name
+    copy_model(moved, tmp_path / "copy", {})
+    assert environment_of(tmp_path / "copy") == str(moved / "vllm_env.tar.gz")
+
+
+def test_what_triton_mistakes_is_served_by_links(
+    workspace: Workspace, request_: SmokeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment next to the model, and the stand-in. The links are gone afterwards."""
+    moved = model.parent.rename(tmp_path / "with space") / model.name
+    standin = tmp_path / "stand in"
+    standin.mkdir()
+    seen: list[Path] = []
+
+    def noted(folder: Path, copy: Path, arguments: Any, *rest: Any) -> None:
+        copy_model(folder, copy, arguments, *rest)
+        environment = Path(environment_of(copy))
+        assert environment.samefile(moved / "vllm_env.tar.gz")
+        assert standin.samefile(arguments["model"])
+        seen.extend([environment, Path(arguments["model"])])
+
+    monkeypatch.setattr(smoke, "copy_model", noted)
+    smoke_run(workspace, replace(request_, model_folder=moved, engine_model=str(standin)))
+    assert len(seen) == 2
+    assert all(is_plain(path) and not path.exists() for path in seen)
+
+
+def test_the_stubs_libraries_are_copied(model: Path, tmp_path: Path) -> None:
+    """The copy's stub is tried as the model's will be."""
+    (model / "stub_lib").mkdir()
+    (model / "stub_lib" / "libpython3.11.so.1.0").write_text("python")
+    copy_model(model, tmp_path / "copy", {})
+    assert (tmp_path / "copy" / "stub_lib" / "libpython3.11.so.1.0").read_text() == "python"
 
 
 def test_unpacked_environment_is_named_by_its_path(model: Path, tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ def python(tmp_path: Path) -> Path:
     path = tmp_path / "environment" / "bin" / "python"
     path.parent.mkdir(parents=True)
     path.write_text(
-        f"""#!{sys.executable}
+        f"""#!/bin/sh
+'''exec' "{sys.executable}" "$0" "$@"
+' '''
 import pathlib, sys
 runs = pathlib.Path({str(tmp_path / "runs")!r})
 runs.write_text(runs.read_text() + "x" if runs.exists() else "x")

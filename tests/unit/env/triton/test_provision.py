@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _SERVER = '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"\necho "arguments $*"\n'
 
 
+_OPEN = "/proc/self/fd/9"
+
+
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel of that name and layout which pip finds, and nothing else that it could take."""
@@ -89,19 +92,35 @@ def test_another_user_can_start_it(workspace: Workspace, wheel: Path, tmp_path: 
     assert modes[str(root / "backends")] == 0o755
 
 
-def test_the_launcher_starts_it_from_anywhere(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
-    """Also through a link and from a folder with a space: its libraries and backends, then the user's arguments."""
-    root = tmp_path / "a folder" / "triton"
-    root.parent.mkdir()
+@pytest.mark.parametrize(("folder", "place"), [("", ""), ("a folder", _OPEN), ("d\N{LATIN SMALL LETTER E WITH ACUTE}j", _OPEN)])
+def test_the_launcher_starts_it_from_anywhere(workspace: Workspace, wheel: Path, tmp_path: Path, folder: str, place: str) -> None:
+    """Also through a link: its libraries and backends, then the user's arguments.
+
+    The Python backend mistakes a path with a space or with other letters than ASCII. So it gets an open file's instead.
+    """
+    root = tmp_path / folder / "triton"
+    root.parent.mkdir(exist_ok=True)
     provision(workspace, root)
     (tmp_path / "link").symlink_to(root / "bin/tritonserver")
     answer = subprocess.check_output(
         [tmp_path / "link", "--model-store=/x y"], text=True, env={"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/own"}
     )
+    named = place or root
     assert answer.splitlines() == [
-        f"libraries {root}/lib:/own",
-        f"arguments --backend-directory={root}/backends --cache-directory={root}/caches --model-store=/x y",
+        f"libraries {named}/lib:/own",
+        f"arguments --backend-directory={named}/backends --cache-directory={named}/caches --model-store=/x y",
     ]
+
+
+def test_a_launcher_of_before_is_renewed(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
+    """The root itself stays, so that nothing is fetched."""
+    provision(workspace, tmp_path / "triton")
+    launcher = tmp_path / "triton" / "bin" / "tritonserver"
+    new = launcher.read_text()
+    launcher.write_text("#!/bin/sh\n")
+    provision(workspace, tmp_path / "triton")
+    assert launcher.read_text() == new
+    assert os.access(launcher, os.X_OK)
 
 
 def test_a_whole_root_is_left_alone(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:

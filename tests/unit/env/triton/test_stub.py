@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError
-from vllm_env.triton.root import STUB_NAME, TritonRoot, rules_of
+from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME, TritonRoot, rules_of
 from vllm_env.triton.stub import make_stub, plan_stub
 from vllm_env.triton.stub_source import StubOptions, source_key
 
@@ -61,12 +63,43 @@ def no_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_takes_the_roots_own_stub(
     mode: StubMode, triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path
 ) -> None:
-    """A stub that fits is planned, checked and started, and not copied."""
+    """A stub that fits is planned, checked and started; the root's stays as it is."""
     plan = plan_stub(workspace, triton, "3.11.7", mode, options)
     assert plan.prebuilt == triton.stubs["3.11"]
+    before = triton.stubs["3.11"].read_bytes()
     stub = make_stub(workspace, plan, tmp_path / "env")
-    assert (stub.origin, stub.release, stub.python, stub.path) == ("prebuilt", "24.10", "3.11", triton.stubs["3.11"])
+    assert (stub.origin, stub.release, stub.python) == ("prebuilt", "24.10", "3.11")
     assert (stub.sha256, stub.size) == (file_sha256(stub.path), stub.path.stat().st_size)
+    assert triton.stubs["3.11"].read_bytes() == before
+
+
+def test_a_stub_starts_without_the_environments_libraries(
+    triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path
+) -> None:
+    """tritonserver tries it so, wherever the model's folder is, and changes its mode at another status than 1."""
+    plan = plan_stub(workspace, triton, "3.11.7", "auto", options)
+    stub = make_stub(workspace, plan, tmp_path / "env")
+    model = tmp_path / "elsewhere"
+    model.mkdir()
+    shutil.copy(stub.path, model)
+    shutil.copytree(stub.libraries, model / STUB_LIBRARIES)
+    (tmp_path / "env" / "lib").rename(tmp_path / "env" / "gone")
+    assert subprocess.run([triton.stubs["3.11"]], check=False, capture_output=True).returncode != 1
+    assert subprocess.run([model / STUB_NAME], check=False, env={}).returncode == 1
+    # with Triton's LD_LIBRARY_PATH, the environment's own libpython comes first
+    other = make_library(tmp_path / "other", "libpython3.11.so.1.0", body="return 7;")
+    assert subprocess.run([model / STUB_NAME], check=False, env={"LD_LIBRARY_PATH": str(other.parent)}).returncode == 3
+
+
+def test_a_stub_is_copied_once(triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path) -> None:
+    """Another libpython gives another copy."""
+    plan = plan_stub(workspace, triton, "3.11.7", "auto", options)
+    stub = make_stub(workspace, plan, tmp_path / "env")
+    made = stub.path.stat().st_mtime_ns
+    assert make_stub(workspace, plan, tmp_path / "env") == stub
+    assert stub.path.stat().st_mtime_ns == made
+    make_library(tmp_path / "env" / "lib", "libpython3.11.so.1.0", debug=True)
+    assert make_stub(workspace, plan, tmp_path / "env").path != stub.path
 
 
 @pytest.mark.parametrize("mode", ["auto", "prebuilt"])
@@ -142,7 +175,7 @@ def test_a_stub_in_the_cache_is_used_without_network(
     """It is checked and started as any other, and its record says that it was built."""
     cached = _put_into_cache(offline, triton, "3.11.7", options)
     stub = make_stub(offline, plan_stub(offline, triton, "3.11.7", "source", options), tmp_path / "env")
-    assert (stub.origin, stub.release, stub.python, stub.path) == ("source", "24.10", "3.11", cached)
+    assert (stub.origin, stub.release, stub.python) == ("source", "24.10", "3.11")
     cached.write_bytes(b"damaged")
     with pytest.raises(VllmEnvError, match="not a dynamic ELF program"):
         make_stub(offline, plan_stub(offline, triton, "3.11.7", "source", options), tmp_path / "env")
