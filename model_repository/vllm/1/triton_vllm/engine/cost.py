@@ -27,8 +27,9 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
         InvalidRequestError: the request costs more than a limit allows. The text has the limit.
     """
     completions = getattr(params, "n", 1)
-    # vLLM sends such a list to EngineCore once for each completion. 300,000 repetitions of one id
-    # with 128 completions stopped the engine for seconds.
+    # 1) Lists of ids. vLLM sends each to EngineCore once for each completion. 300,000 repetitions of
+    # one id with 128 completions stopped the engine for seconds.
+    sizes = {}
     for name in TOKEN_IDS:
         ids = getattr(params, name, None)
         if not ids:
@@ -36,27 +37,21 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
         if not isinstance(ids, Mapping):
             ids = list(dict.fromkeys(ids))
             setattr(params, name, ids)
+        sizes[name] = len(ids)
         what = f"sampling parameters: {name} times n has"
         refuse_above(limits.max_token_ids, len(ids) * completions, what, "token ids")
+    # 2) Log probabilities. vLLM makes an object of about 200 bytes for each, in the event loop that
+    # serves all requests.
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
     prompt_tokens = len(ids or ())
+    for_each = max(getattr(params, "logprobs", None) or 0, sizes.get("logprob_token_ids", 0))
+    # A request without a limit may fill the model's length.
+    tokens = getattr(params, "max_tokens", None) or max(room - prompt_tokens, 0)
+    of_prompt = getattr(params, "prompt_logprobs", None) or 0
     refuse_above(
         limits.max_logprob_values,
-        _logprob_values(params, prompt_tokens, room),
+        tokens * for_each * completions + prompt_tokens * of_prompt,
         "sampling parameters: max_tokens times logprobs times n, "
         "plus the prompt's tokens times prompt_logprobs, are",
         "values",
     )
-
-
-def _logprob_values(params: Any, prompt_tokens: int, room: int) -> int:
-    """Return the most log probabilities that a request can get."""
-    # vLLM makes an object of about 200 bytes for each, in the event loop that serves all requests.
-    for_each = max(
-        getattr(params, "logprobs", None) or 0,
-        len(getattr(params, "logprob_token_ids", None) or ()),
-    )
-    # A request without a limit may fill the model's length.
-    tokens = getattr(params, "max_tokens", None) or max(room - prompt_tokens, 0)
-    of_prompt = getattr(params, "prompt_logprobs", None) or 0
-    return tokens * for_each * getattr(params, "n", 1) + prompt_tokens * of_prompt
