@@ -27,8 +27,8 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
         InvalidRequestError: the request costs more than a limit allows. The text has the limit.
     """
     completions = getattr(params, "n", 1)
-    # 1) Lists of ids. vLLM sends each to EngineCore once for each completion. 300,000 repetitions of
-    # one id with 128 completions stopped the engine for seconds.
+    # 1) Lists of ids. vLLM sends each to EngineCore once for each completion. 300,000 repetitions
+    # of one id with 128 completions stopped the engine for seconds.
     sizes = {}
     for name in TOKEN_IDS:
         ids = getattr(params, name, None)
