@@ -62,7 +62,7 @@ def read(folder: Path = VERSION_FOLDER) -> Needs:
         if _VARIABLE.fullmatch(text) and text not in places:
             variables[text] = needs.VARIABLES.get(text, needs.OLDEST)
     # 4) Parameters with token ids
-    checked = _literal(package / "request" / "fit.py", "TOKEN_IDS")
+    checked = _literal(package / "base" / "limits.py", "TOKEN_IDS")
     return Needs(places, since, classes, variables, needs.CHECKED_BY_VLLM.union(checked))
 
 

@@ -34,6 +34,7 @@ class Job:
         id: the request's id in vLLM.
         ids: an id for each part of a pooling request. The first is ``id``.
         several: whether there is more than one completion.
+        weight: how many requests it counts for: one for each part and each completion.
         moved: when its last output or the request itself came, in the event loop's time in
             seconds. Infinity once it has been logged as stuck.
         waiting_since: when the request came, in the same time. Infinity once vLLM is known to have
@@ -55,6 +56,7 @@ class Job:
     id: str = field(init=False)
     ids: tuple[str, ...] = field(init=False)
     several: bool = field(init=False)
+    weight: int = field(init=False)
     moved: float = 0.0
     waiting_since: float = 0.0
     added: bool = False
@@ -71,4 +73,6 @@ class Job:
         # vLLM takes one input at a time, so each part becomes a request of its own there.
         parts = len(getattr(self.request, "parts", ())) or 1
         self.ids = (self.id, *(f"{self.id}.{number}" for number in range(1, parts)))
-        self.several = getattr(self.params, "n", 1) > 1
+        completions = getattr(self.params, "n", 1)
+        self.several = completions > 1
+        self.weight = len(self.ids) * completions

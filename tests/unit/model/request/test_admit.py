@@ -298,7 +298,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 NONE: dict[str, Any] = {field.name: 0 for field in fields(Limits) if field.name.startswith("max_")}
 NO_LIMITS = Limits(**NONE)
 ABOVE_ONE = {
-    "max_requests_in_flight": [tensors(text_input=b"hi"), tensors(embedding_request=b'{"input": ["a", "b"]}')],
+    "max_requests_in_flight": [
+        tensors(text_input=b"hi"),
+        tensors(embedding_request=b'{"input": ["a", "b"]}'),
+        parameters(n=2),
+    ],
     "max_request_bytes": [tensors(text_input=b"hi"), media("image", PNG)],
     "max_text_bytes": [
         tensors(text_input=b"hi"),
@@ -339,6 +343,7 @@ ABOVE_ONE = {
 ELSEWHERE = {
     *("max_clip_seconds", "max_video_frames", "max_frame_pixels"),  # test_clips.py and test_audio.py: with the file's header
     *("max_constraint_seconds", "max_queue_seconds", "max_pooled_numbers"),  # test_compiling, _engine_queue, _engine_parts...
+    *("max_logprob_values", "max_token_ids"),  # test_cost.py
 }
 
 

@@ -37,6 +37,17 @@ TEMPLATE_KWARGS = (
 """The variables that the chat templates of public models read."""
 
 
+# vLLM uses these as indexes of tables that requests share.
+TOKEN_IDS = (
+    "allowed_token_ids",
+    "logit_bias",
+    "logprob_token_ids",
+    "stop_token_ids",
+    "trace_decode_token_ids",
+)
+"""Sampling parameters that contain token ids."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits of requests; 0 means no limit.
@@ -44,8 +55,8 @@ class Limits:
     Each field is the parameter of config.pbtxt with its name in capitals.
 
     Attributes:
-        max_requests_in_flight: requests whose answer is not complete. A further request is
-            UNAVAILABLE at once.
+        max_requests_in_flight: requests whose answer is not complete. Each completion of a request
+            counts, and each of its inputs. A further request is UNAVAILABLE at once.
         max_request_bytes: all inputs and parameters of a request.
         max_text_bytes: ``text_input``, ``prompt_token_ids``, ``embedding_request``, and
             ``messages`` without their media.
@@ -62,6 +73,9 @@ class Limits:
         max_n: completions of a request.
         max_answer_tokens: ``n`` times ``max_tokens``, if ``n`` is more than one.
         max_logprobs: ``logprobs`` and ``prompt_logprobs``.
+        max_logprob_values: ``max_tokens`` times ``logprobs`` times ``n``, plus the prompt's tokens
+            times ``prompt_logprobs``.
+        max_token_ids: different ids in a parameter such as ``allowed_token_ids``, times ``n``.
         max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
             asks for that.
         max_stop_strings: strings of ``stop``, and of ``bad_words``.
@@ -108,6 +122,10 @@ class Limits:
     max_n: int = 128
     max_answer_tokens: int = 131_072
     max_logprobs: int = 128
+    # A chat without `max_tokens` may fill a model's length, and 131,072 tokens with five log
+    # probabilities each are 655,360 values.
+    max_logprob_values: int = 1 << 20
+    max_token_ids: int = 1 << 20
     max_stream_interval: int = 256
     max_stop_strings: int = 64
     max_constraint_bytes: int = 65_536

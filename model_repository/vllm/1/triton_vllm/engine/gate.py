@@ -50,22 +50,23 @@ class Gate:
         if self._runner.operator.asleep:
             raise UnavailableError(ASLEEP)
 
-    def require_room(self, inputs: int = 1) -> None:
+    def require_room(self, count: int = 1, unit: str = "inputs") -> None:
         """Refuse the request if too many would be in flight.
 
         Args:
-            inputs: the inputs of a pooling request; each counts.
+            count: the inputs of a pooling request or the completions of another one; each counts.
+            unit: what is counted.
 
         Raises:
             UnavailableError: there is no room now.
         """
-        if not 0 < self._most < self._runner.in_flight.count() + inputs:
+        if not 0 < self._most < self._runner.in_flight.count() + count:
             return
-        if inputs == 1:
+        if count == 1:
             raise UnavailableError(
                 f"{self._most} requests are in flight, and no more are taken: try again later"
             )
         raise UnavailableError(
-            f"with {inputs} inputs more than {self._most} requests would be in flight: "
+            f"with {count} {unit} more than {self._most} requests would be in flight: "
             "try again later"
         )

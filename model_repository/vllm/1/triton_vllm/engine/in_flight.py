@@ -44,8 +44,8 @@ class InFlight:
         self._unwritten = self.unwritten()
 
     def count(self) -> int:
-        """Return the number of requests; each part of a pooling request counts."""
-        return self._entered - self._left + sum(len(job.ids) for job in self.unwritten())
+        """Return the number of requests; each part and each completion of a request counts."""
+        return self._entered - self._left + sum(job.weight for job in self.unwritten())
 
     def is_busy(self) -> bool:
         """Return whether there are requests other than an operator's."""
@@ -54,7 +54,7 @@ class InFlight:
     def enter(self, job: Job) -> None:
         """Add a job."""
         self._jobs[job.id] = job
-        self._entered += len(job.ids)
+        self._entered += job.weight
 
     def leave(self, job: Job, *, unwritten: bool = False) -> None:
         """Remove a job, if it is here; ``unwritten`` keeps it until its reply is closed."""
@@ -62,7 +62,7 @@ class InFlight:
         if unwritten:
             self._unwritten = [*self._unwritten, job]
         if self._jobs.pop(job.id, None) is not None:
-            self._left += len(job.ids)
+            self._left += job.weight
 
     def overdue(self, came: float, llm: EngineClient) -> list[Job]:
         """Return the jobs that have waited since before ``came``, in the event loop's time in s."""

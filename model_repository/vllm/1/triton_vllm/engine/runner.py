@@ -17,6 +17,7 @@ from triton_vllm.base.errors import (
     InternalError,
     UnavailableError,
 )
+from triton_vllm.engine.cost import bound_cost
 from triton_vllm.engine.in_flight import BEGUN, InFlight
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import ASLEEP, Operator
@@ -213,6 +214,7 @@ class Runner:
                 prompt, params = await self._prompter.make_pair(llm, part, params)
             else:
                 prompt = await self._prompter.make(llm, part)
+            bound_cost(params, prompt, self._limits, self._facts.max_tokens)
             if getattr(params, "min_tokens", 0):
                 bound_minimum(params, prompt, self._facts.max_tokens)
             options = {"priority": request.priority, **job.options}

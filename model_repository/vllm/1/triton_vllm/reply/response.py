@@ -18,7 +18,7 @@ from triton_vllm.pooling import scores
 from triton_vllm.pooling.embedding import EmbedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from triton_vllm.answer import ResponseBuilder
     from triton_vllm.base.protocols import (
@@ -285,14 +285,16 @@ def logprobs_json(positions: Positions | None) -> str:
     """
     if positions is None:
         return "null"
-    entries: list[dict[int, Any] | None] = []
-    for position in positions:
-        # A prompt's first token follows nothing, so it has no log probability.
-        if position is None:
-            entries.append(None)
-        else:
-            entries.append({token: _logprob(entry) for token, entry in position.items()})
-    return json.dumps(entries)
+    # One call for each position: a single call for a whole answer would hold Python's lock for
+    # seconds, and all other requests would wait.
+    return f"[{', '.join(map(_position_json, positions))}]"
+
+
+def _position_json(position: Mapping[int, Logprob] | None) -> str:
+    # A prompt's first token follows nothing, so it has no log probability.
+    if position is None:
+        return "null"
+    return json.dumps({token: _logprob(entry) for token, entry in position.items()})
 
 
 def _logprob(entry: Logprob) -> dict[str, Any]:

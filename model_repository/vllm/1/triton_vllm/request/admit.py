@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from triton_vllm.answer import Reply
     from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.protocols import TritonRequest
-    from triton_vllm.call import Request
     from triton_vllm.pooling.embedding import Scoring
     from triton_vllm.vllm_api import Facts, Parsers, Vllm
 
@@ -63,8 +62,8 @@ class Gate(Protocol):
     def require_awake(self) -> None:
         """Refuse the request if only operator requests are taken."""
 
-    def require_room(self, inputs: int = 1) -> None:
-        """Refuse the request if too many would be in flight; each pooling input counts."""
+    def require_room(self, count: int = 1, unit: str = "inputs") -> None:
+        """Refuse the request if too many would be in flight; each input and completion counts."""
 
 
 class Admission:
@@ -124,7 +123,7 @@ class Admission:
         if parsed.lora_name is not None:
             self._find_adapter(parsed.lora_name)
         check_fit(parsed, self._facts, self._limits)
-        self._check_room(parsed)
+        self._check_room(len(getattr(parsed, "parts", ())), "embedding_request has", "inputs")
         # 4) Make vLLM's parameters.
         job = (
             self._embed(parsed, reply)
@@ -152,6 +151,7 @@ class Admission:
             chat=None if chat is None else self._facts.chat,
         )
         check_params(params, self._facts)
+        self._check_room(params.n, "sampling parameters: n asks for", "completions")
         conversation = None
         if chat is not None:
             refusals = (*self._vllm.client_errors, KeyError)
@@ -214,14 +214,12 @@ class Admission:
             parts = [Part(text=text) for text in (*queries, *documents)]
         return {"task": task or "score", "parts": tuple(parts)}
 
-    def _check_room(self, parsed: Request) -> None:
-        count = len(getattr(parsed, "parts", ()))
-        # The gate has already counted one; more inputs need more room.
+    def _check_room(self, count: int, what: str, unit: str) -> None:
+        # The gate has already counted one; more need more room.
         if count > 1:
-            # More inputs than the limit would never find room, however long the client waits.
-            most = self._limits.max_requests_in_flight
-            refuse_above(most, count, "embedding_request has", "inputs")
-            self._gate.require_room(count)
+            # More than the limit would never find room, however long the client waits.
+            refuse_above(self._limits.max_requests_in_flight, count, what, unit)
+            self._gate.require_room(count, unit)
 
     def _require(self, task: str) -> None:
         if task not in self._facts.tasks:

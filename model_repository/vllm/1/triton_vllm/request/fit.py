@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
+from triton_vllm.base.limits import TOKEN_IDS
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling.embedding import EmbedRequest
 
@@ -14,15 +15,6 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
     from triton_vllm.call import Request
     from triton_vllm.vllm_api import Facts
-
-# vLLM uses these as indexes of tables that requests share.
-TOKEN_IDS = (
-    "allowed_token_ids",
-    "logit_bias",
-    "logprob_token_ids",
-    "stop_token_ids",
-    "trace_decode_token_ids",
-)
 
 
 def check_fit(request: Request, facts: Facts, limits: Limits) -> None:

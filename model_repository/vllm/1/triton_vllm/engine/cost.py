@@ -1,0 +1,57 @@
+"""Bound the cost of a request, when the tokens of its prompt and vLLM's parameters are known.
+
+This is the last check before vLLM gets a request, whichever API it came through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.limits import TOKEN_IDS, refuse_above
+
+if TYPE_CHECKING:
+    from triton_vllm.base.limits import Limits
+
+
+def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
+    """Refuse a request that would stop the others, and remove repetitions from its lists of ids.
+
+    Args:
+        params: vLLM's SamplingParams or PoolingParams. Changed in place.
+        prompt: as ``add_request`` takes it. A prompt without token ids counts as empty.
+        limits: the model's limits.
+        room: tokens of a prompt and its answer together. 0 means unknown.
+
+    Raises:
+        InvalidRequestError: the request costs more than a limit allows. The text has the limit.
+    """
+    completions = getattr(params, "n", 1)
+    # 1) Lists of ids. vLLM sends each to EngineCore once for each completion. 300,000 repetitions
+    # of one id with 128 completions stopped the engine for seconds.
+    sizes = {}
+    for name in TOKEN_IDS:
+        ids = getattr(params, name, None)
+        if not ids:
+            continue
+        if not isinstance(ids, Mapping):
+            ids = list(dict.fromkeys(ids))
+            setattr(params, name, ids)
+        sizes[name] = len(ids)
+        what = f"sampling parameters: {name} times n has"
+        refuse_above(limits.max_token_ids, len(ids) * completions, what, "token ids")
+    # 2) Log probabilities. vLLM makes an object of about 200 bytes for each, in the event loop that
+    # serves all requests.
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+    prompt_tokens = len(ids or ())
+    for_each = max(getattr(params, "logprobs", None) or 0, sizes.get("logprob_token_ids", 0))
+    # A request without a limit may fill the model's length.
+    tokens = getattr(params, "max_tokens", None) or max(room - prompt_tokens, 0)
+    of_prompt = getattr(params, "prompt_logprobs", None) or 0
+    refuse_above(
+        limits.max_logprob_values,
+        tokens * for_each * completions + prompt_tokens * of_prompt,
+        "sampling parameters: max_tokens times logprobs times n, "
+        "plus the prompt's tokens times prompt_logprobs, are",
+        "values",
+    )

@@ -1,0 +1,74 @@
+"""What a request may cost is bounded once its prompt's tokens are known, by whichever API it came."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.limits import TOKEN_IDS, USUAL, Limits
+from triton_vllm.engine.cost import bound_cost
+
+PROMPT = {"prompt_token_ids": [7] * 2000}
+
+
+def params(**given: Any) -> Any:
+    return SimpleNamespace(**{"n": 1, "max_tokens": 16, "logprobs": None, "prompt_logprobs": None, **given})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_tokens": 131_072, "logprobs": 5},
+        {"n": 128, "max_tokens": 1000},
+        {"max_tokens": None},
+        {"prompt_logprobs": 20},
+        {"n": 8, "max_tokens": 1000, "logprobs": 20},
+        {"max_tokens": 1_000_000, "logprobs": 0},
+    ],
+)
+def test_usual_requests_pass(given):
+    """Without log probabilities a request costs nothing here, however long its answer."""
+    bound_cost(params(**given), PROMPT, USUAL, 40_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({"n": 128, "max_tokens": 1000, "logprobs": 20}, 2_560_000),
+        ({"max_tokens": None, "logprobs": 30}, 38_000 * 30),
+        ({"max_tokens": 30_000, "logprobs": 1, "logprob_token_ids": list(range(40))}, 1_200_000),
+        ({"max_tokens": 40_000, "logprobs": 20, "prompt_logprobs": 128}, 1_056_000),
+    ],
+)
+def test_log_probabilities_are_bounded_over_all_completions_and_the_prompt(given, values):
+    """The refusal has the amount and the limit; a request without max_tokens may fill the model's length."""
+    with pytest.raises(InvalidRequestError, match=rf"prompt_logprobs, are {values} values; this model takes at most 1048576"):
+        bound_cost(params(**given), PROMPT, USUAL, 40_000)
+    bound_cost(params(**given), PROMPT, Limits(max_logprob_values=0), 40_000)
+
+
+@pytest.mark.parametrize("name", TOKEN_IDS)
+def test_no_id_reaches_the_engine_twice(name):
+    """Their order stays; a mapping has none twice."""
+    ids: Any = dict.fromkeys([5, 3], 1.0) if name == "logit_bias" else [5, 3, 5, 5, 3]
+    asked = params(**{name: ids})
+    bound_cost(asked, PROMPT, USUAL, 0)
+    assert list(getattr(asked, name)) == [5, 3]
+
+
+def test_ids_are_bounded_over_all_completions():
+    """Each completion sends its own copy to the engine."""
+    limits = Limits(max_token_ids=20)
+    bound_cost(params(n=10, allowed_token_ids=[1, 2] * 50), PROMPT, limits, 0)
+    with pytest.raises(InvalidRequestError, match="allowed_token_ids times n has 22 token ids; this model takes at most 20"):
+        bound_cost(params(n=11, allowed_token_ids=[1, 2]), PROMPT, limits, 0)
+
+
+@pytest.mark.parametrize("prompt", ["text", {"prompt": "text"}, {"prompt_token_ids": None}])
+def test_a_prompt_without_tokens_counts_as_empty(prompt):
+    """Before 0.20, vLLM tokenizes it in ``add_request``; so do pooling requests come without these parameters."""
+    bound_cost(params(prompt_logprobs=100), prompt, USUAL, 0)
+    bound_cost(SimpleNamespace(dimensions=3), prompt, USUAL, 0)
