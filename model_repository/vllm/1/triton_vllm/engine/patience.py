@@ -74,7 +74,7 @@ class Patience:
                     return 0.0
                 silence = clock() - began
                 if silence >= self.longest:
-                    return silence
+                    return self.longest
                 used = await asyncio.to_thread(self.usage) - used
                 if self.idle and last_output() < since and used < _BUSY * (clock() - since):
                     return silence

@@ -147,8 +147,9 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
     settings = prepared.settings
     if shared is not None:
         shared.use(vllm, values, parallel_sizes(values)["data"])
-    # The operator's own limit is the only one. And an engine is judged by what this process's children
-    # do: Ray's workers and ranks on other machines are no children, nor is a shared engine.
+    # The operator's own limit is the only one. And an engine is judged by what this process's
+    # children do. Ray's workers and ranks on other machines are no children, nor is a shared
+    # engine.
     is_seen = shared is None and not _uses_ray(values) and values.get("nnodes", 1) == 1
     idle = IDLE_S if is_seen and not settings.engine_timeout_s else 0.0
     prompter = Prompter(
