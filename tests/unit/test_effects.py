@@ -23,7 +23,7 @@ ROOMS = {
         "lora": {FILE, THREAD},
         "metrics": {FILE, THREAD},
         "reply": {THREAD},
-        "startup": {PROCESS, FILE, THREAD, STATE},
+        "startup": {PROCESS, FILE, SOCKET, THREAD, STATE},
         "vllm_api": {PATCH},  # and vLLM starts its processes where it is called from here
     },
     PACKAGER: {

@@ -61,6 +61,7 @@ class Runner:
     Attributes:
         llm: the engine that runs the jobs. None if there is no engine.
         in_flight: the jobs.
+        moved: when the last output of any job came, in the event loop's time in seconds.
         operator: runs operator requests.
         store: the LoRA adapters. None if there are no adapters.
     """
@@ -84,6 +85,7 @@ class Runner:
         self._facts = vllm_api.Facts()
         self.llm: EngineClient | None = None
         self.in_flight = InFlight()
+        self.moved = 0.0
         self.operator = Operator(self.in_flight.is_busy, log)
 
     def deliver_to(self, put: Put, store: AdapterStore | None) -> None:
@@ -239,7 +241,7 @@ class Runner:
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
             return
-        job.moved = self._loop.time()
+        job.moved = self.moved = self._loop.time()
         job.waiting_since = BEGUN
         try:
             # If one completion or part of a job has failed, the others still run in vLLM. So those

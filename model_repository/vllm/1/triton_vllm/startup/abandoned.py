@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PERIOD_S = 1.0
-# The parent's name is checked because a shell, too, waits for the programs that it has started.
-_SERVER = "tritonserver"
+# Only a stub's parent is a server: tritonserver, Triton's OpenAI front end, or another program that
+# embeds Triton. A shell, too, waits for the programs that it has started.
+_STUB = "triton_python_backend_stub"
 _REASON = (
     b"[triton_vllm] the server has given this load up and waits for this process to end: "
     b"if the machine pauses for a second, Triton 24.10 takes a loading model for dead. "
@@ -92,8 +93,7 @@ def _tell() -> None:
 
 
 def _waits_for_this_process() -> bool:
-    server = os.getppid()
-    return _read(Path(f"/proc/{server}/comm")).strip() == _SERVER and waits(server, os.getpid())
+    return Path("/proc/self/exe").readlink().name == _STUB and waits(os.getppid(), os.getpid())
 
 
 def waits(server: int, process: int) -> bool:

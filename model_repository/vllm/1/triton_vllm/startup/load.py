@@ -8,7 +8,7 @@ import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base import triton
@@ -30,6 +30,7 @@ from triton_vllm.startup import engine_args, interpreter
 from triton_vllm.startup.abandoned import AbandonedLoad
 from triton_vllm.startup.cause import Cause
 from triton_vllm.startup.devices import parallel_sizes
+from triton_vllm.startup.endpoint import HttpEndpoint
 from triton_vllm.startup.executor import available_cores
 from triton_vllm.startup.prepare import Prepared, prepare
 from triton_vllm.startup.progress import Progress
@@ -45,6 +46,10 @@ MANY_CORES = 8
 
 With fewer, a second thread only takes time from the engine.
 """
+# A stopped EngineCore kept 50 requests and all probes waiting for 300 s, the time that vLLM itself
+# allows a step.
+IDLE_S = 60.0
+"""An engine that answers nothing and does nothing for this time hangs, s."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,11 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
     settings = prepared.settings
     if shared is not None:
         shared.use(vllm, values, parallel_sizes(values)["data"])
+    # The operator's own limit is the only one. And an engine is judged by what this process's
+    # children do. Ray's workers and ranks on other machines are no children, nor is a shared
+    # engine.
+    is_seen = shared is None and not _uses_ray(values) and values.get("nnodes", 1) == 1
+    idle = IDLE_S if is_seen and not settings.engine_timeout_s else 0.0
     prompter = Prompter(
         vllm,
         vllm_api.media_loaders(vllm, values),
@@ -154,8 +164,13 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
         prompter,
         log=log,
         limits=settings.limits,
-        pace=Pace(settings.restart, silence=settings.engine_timeout_s),
+        pace=Pace(settings.restart, silence=settings.engine_timeout_s, idle=idle),
     )
+
+
+def _uses_ray(values: Mapping[str, Any]) -> bool:
+    backends = ("distributed_executor_backend", "data_parallel_backend")
+    return "ray" in map(values.get, backends)
 
 
 def _outbox(prepared: Prepared, log: Log) -> Outbox:
@@ -175,9 +190,7 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     outbox.start()
     # Ray passes variables on to other machines. The file that `Cause` names in a variable does not
     # exist there, and vLLM would not start.
-    backends = ("distributed_executor_backend", "data_parallel_backend")
-    uses_ray = "ray" in map(values.get, backends)
-    with Cause(None if uses_ray else prepared.vllm.logging_config, os.environ) as cause:
+    with Cause(None if _uses_ray(values) else prepared.vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, _store(prepared, shared, log))
         except ConfigError:
@@ -226,7 +239,13 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
         log.info(f"the server ends: {count} requests in flight have {grace:.0f} s to finish")
         engine.leave(grace)
 
-    return Departure(partial(triton.is_ending, name), leave)
+    endpoint = HttpEndpoint(os.getppid())
+
+    def is_ending() -> bool:
+        # The core says so only after the HTTP endpoint has stopped, which may take 30 s.
+        return triton.is_ending(name) or endpoint.is_closing()
+
+    return Departure(is_ending, leave)
 
 
 def _publish(

@@ -1,0 +1,126 @@
+"""Notice that the server stops its HTTP endpoint.
+
+A server that ends stops its endpoints first. The HTTP endpoint then waits for its clients, for up
+to ``--exit-timeout-secs``. Triton's core knows nothing of it meanwhile, so it cannot tell a model.
+But the endpoint closes each new connection without an answer (seen with 24.10).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Address = tuple[str, int]
+# A client of a busy server waits longer. Then this look finds nothing out.
+TIMEOUT_S = 0.2
+# A server without an HTTP endpoint is searched again and again.
+SEARCH_S = 10.0
+# Once could be an accident of the network.
+REFUSALS = 2
+_LISTENS = "0A"
+_QUESTION = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+class HttpEndpoint:
+    """The HTTP endpoint of the server that started this process.
+
+    Args:
+        server: the server's process id.
+        clock: returns seconds.
+    """
+
+    def __init__(self, server: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server = server
+        self._clock = clock
+        self._addresses: list[Address] = []
+        self._next_search = 0.0
+        self._refusals = 0
+
+    def is_closing(self) -> bool:
+        """Return whether the endpoint has answered before and now refuses; asks it once."""
+        if not self._addresses:
+            self._search()
+            return False
+        if any(is_answered(address) is False for address in self._addresses):
+            self._refusals += 1
+        else:
+            self._refusals = 0
+        return self._refusals >= REFUSALS
+
+    def _search(self) -> None:
+        # The server opens its ports only after it has loaded the models of its start.
+        if self._clock() >= self._next_search:
+            self._next_search = self._clock() + SEARCH_S
+            self._addresses = [place for place in listening(self._server) if is_answered(place)]
+
+
+def is_answered(address: Address) -> bool | None:
+    """Return whether a server answers in HTTP; None if that was not found out in time.
+
+    False means that it has taken the connection and closed it without an answer.
+    """
+    try:
+        with socket.create_connection(address, TIMEOUT_S) as connection:
+            connection.sendall(_QUESTION)
+            answer = connection.recv(16)
+    except (ConnectionResetError, BrokenPipeError):
+        return False
+    # For example, nothing listens there any more, or the time is over.
+    except OSError:
+        return None
+    # The gRPC endpoint answers in another protocol.
+    return answer.startswith(b"HTTP/") if answer else False
+
+
+def listening(process: int) -> list[Address]:
+    """Return the TCP addresses on which a process listens, as this machine can reach them.
+
+    The list is empty if the kernel does not say.
+    """
+    own = set(_sockets(process))
+    addresses = []
+    for name in ("tcp", "tcp6"):
+        for line in _lines(Path(f"/proc/{process}/net/{name}")):
+            fields = line.split()
+            # proc_net(5): local address, remote address, state, …, inode
+            if len(fields) > 9 and fields[3] == _LISTENS and fields[9] in own:
+                addresses.append(_address(fields[1]))
+    return addresses
+
+
+def _sockets(process: int) -> Iterator[str]:
+    """Yield the inodes of a process's sockets."""
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            # The descriptor may be closed at any moment.
+            with contextlib.suppress(OSError):
+                kind, _, inode = str(descriptor.readlink()).partition(":[")
+                if kind == "socket":
+                    yield inode.rstrip("]")
+
+
+def _address(text: str) -> Address:
+    """Return an address that the kernel writes as ``0100007F:1F90``."""
+    digits, _, port = text.partition(":")
+    # Each group of four bytes is a number in the order of this processor.
+    groups = [int(digits[start : start + 8], 16) for start in range(0, len(digits), 8)]
+    packed = struct.pack(f"={len(groups)}I", *groups)
+    family = socket.AF_INET if len(groups) == 1 else socket.AF_INET6
+    host = socket.inet_ntop(family, packed)
+    # A server on all interfaces is reached on this one.
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return reachable, int(port, 16)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,130 @@
+"""A model notices that the server's HTTP endpoint refuses new connections; real sockets, and this process as the server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from triton_vllm.startup.endpoint import REFUSALS, SEARCH_S, HttpEndpoint, is_answered, listening
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Server:
+    """Answers each connection in the way that a test sets."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.address = listener.getsockname()[:2]
+        self.answer: bytes | None = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+        self.resets = False
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def serve(self) -> None:
+        """Answer until the listener is shut down."""
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            with connection:
+                if self.answer is None:  # it is too busy
+                    connection.recv(1000)
+                    connection.recv(1000)
+                elif self.answer:
+                    connection.recv(1000)
+                    connection.sendall(self.answer)
+                # Otherwise it is closed at once, which resets it if the question has come.
+
+
+@contextmanager
+def serving(host: str = "127.0.0.1") -> Iterator[Server]:
+    """Yield a server of this process."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        server = Server(listener)
+        try:
+            yield server
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            server.thread.join()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that answers."""
+    with serving() as one:
+        yield one
+
+
+@pytest.mark.parametrize(("host", "seen"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("::", "::1")])
+def test_the_addresses_of_a_process_are_found(host, seen):
+    """As the kernel lists them; those on all interfaces are asked on the loopback interface."""
+    try:
+        context = serving(host)
+        with context as server:
+            assert (seen, server.address[1]) in listening(os.getpid())
+            assert (seen, server.address[1]) not in listening(os.getppid())
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+
+
+def test_what_does_not_exist_listens_nowhere():
+    """The server may have just ended."""
+    assert listening(2**22 + 1) == []
+
+
+def test_an_answer_a_refusal_and_silence_differ(server):
+    """Only HTTP counts as an answer: the gRPC endpoint speaks another protocol."""
+    assert is_answered(server.address) is True
+    server.answer = b"\x00\x00\x18\x04"
+    assert is_answered(server.address) is False or is_answered(server.address) is None
+    server.answer = b""
+    assert is_answered(server.address) is False
+    server.answer = None
+    assert is_answered(server.address) is None
+
+
+def test_an_endpoint_that_has_answered_and_refuses_is_closing(server):
+    """Twice in a row; a pause or an answer in between begins anew."""
+    endpoint = HttpEndpoint(os.getpid())
+    endpoint._addresses = [server.address]
+    assert not endpoint.is_closing()
+    for answer in (b"", None, b""):
+        server.answer = answer
+        assert not endpoint.is_closing()
+    for _ in range(REFUSALS - 1):
+        assert endpoint.is_closing()
+
+
+def test_the_endpoint_is_searched_until_it_is_there():
+    """Not at each look: a server may have no HTTP endpoint."""
+    clock = Clock()
+    endpoint = HttpEndpoint(os.getpid(), clock)
+    with serving() as late:
+        assert not endpoint.is_closing()
+        assert late.address in endpoint._addresses
+    endpoint = HttpEndpoint(2**22 + 1, clock)
+    assert not endpoint.is_closing()
+    endpoint._server = os.getpid()
+    with serving() as late:
+        clock.now = SEARCH_S - 1
+        assert not endpoint.is_closing()
+        assert endpoint._addresses == []
+        clock.now = SEARCH_S
+        assert not endpoint.is_closing()
+        assert late.address in endpoint._addresses
