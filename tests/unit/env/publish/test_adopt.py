@@ -159,7 +159,7 @@ def test_any_byte_in_a_comment_stays(workspace: Workspace, official: Path, targe
     text = (target / "config.pbtxt").read_bytes()
     assert text.startswith(comment)
     assert b"$$TRITON_MODEL_DIRECTORY/vllm_env" in text
-    check_receiver(target)
+    check_model_folder(target)
     assert not read_adoption(official, target, TEMPLATE, "vllm_env").difference
 
 
