@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import queue
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +62,36 @@ def test_every_request_is_answered_before_the_server_ends(
         said = server.log.read_text(errors="replace")
         assert "Exit timeout expired" not in said
         assert f"requests in flight have {GRACE} s to finish" in said
+
+
+def test_streams_over_http_are_told_before_the_server_cuts_them_off(
+    light_serving: Serve, light_long_arguments: dict[str, object], no_leftovers: None
+) -> None:
+    """The HTTP endpoint waits for its clients first, and the core knows of no end meanwhile; the model notices it."""
+    clients = 8
+    with light_serving(light_long_arguments, environment=ONE_THREAD, prepare=prepare) as server:
+        with ThreadPoolExecutor(clients) as pool:
+            answers = [pool.submit(_stream_over_http, server) for _ in range(clients)]
+            _wait_until_all_are_taken(server, clients)
+            os.kill(server.pid, signal.SIGTERM)
+            ends = [answer.result(PATIENCE) for answer in answers]
+        assert [end for end in ends if UNLOADED not in end] == []
+        assert _status(server) == 0, server.log.read_text(errors="replace")[-4000:]
+        said = server.log.read_text(errors="replace")
+        assert f"{clients} requests in flight have {GRACE} s to finish" in said
+        assert "Exit timeout expired" not in said
+
+
+def _stream_over_http(server: TritonServer) -> str:
+    """Return the last event of a long stream."""
+    body = {"text_input": PROMPT, "stream": True, "parameters": LONG}
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=PATIENCE)
+    try:
+        connection.request("POST", "/v2/models/vllm/generate_stream", json.dumps(body))
+        events = connection.getresponse().read().decode().split("\n\n")
+    finally:
+        connection.close()
+    return [event for event in events if event][-1]
 
 
 def _status(server: TritonServer) -> int | None:
