@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 from typing import TYPE_CHECKING
 
 from vllm_env.base.cache import Cache
+from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.workspace import Workspace
 from vllm_env.layout import LAYOUTS
 from vllm_env.publish import publish as module
@@ -36,6 +38,9 @@ def start(folder: Path, template: Path, *, in_place: bool) -> tuple[ForkServerPr
 
 
 def _publish_for_ever(folder: Path, template: Path, in_place: bool, begun: Semaphore, published: Semaphore) -> None:
+    # As the command line does: an interrupt waits until what is staged is removed. SIGTERM ends it like SIGKILL.
+    take_interrupts()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if in_place:
         module.staging_place = lambda _: None  # type: ignore[assignment]
     workspace, number = Workspace(Cache(folder)), 0
