@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,7 @@ async def _require_model(client: Any, session: Session) -> None:
 
 async def _ask(client: Any, session: Session, prompt: Prompt) -> Answer:
     pieces: list[str] = []
+    began = time.monotonic()
     # 1) Send the request, and collect the pieces of its answer
     try:
         responses = client.stream_infer(
@@ -113,9 +115,11 @@ async def _ask(client: Any, session: Session, prompt: Prompt) -> Answer:
             if error is not None:
                 return Answer(prompt, "".join(pieces), _reason(error))
             pieces += _texts(result)
-    # The connection failed, or the timeout has passed.
-    except grpc.RpcError as error:
-        return Answer(prompt, "".join(pieces), _rpc_reason(error, session))
+    # The connection failed, or the timeout has passed. gRPC cancels a call that ends while its
+    # request is being sent. If this task itself is cancelled, ``gather`` remembers that.
+    except (grpc.RpcError, asyncio.CancelledError) as error:
+        reason = _call_reason(error, session, time.monotonic() - began)
+        return Answer(prompt, "".join(pieces), reason)
     # 2) Tell an empty answer, which is one empty piece, from a missing one
     missing = "" if pieces else "the stream ended without a response"
     return Answer(prompt, "".join(pieces), missing)
@@ -163,10 +167,20 @@ def _reason(error: InferenceServerException) -> str:
     return message.strip()
 
 
-def _rpc_reason(error: grpc.RpcError, session: Session) -> str:
-    code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return f"no complete answer within {session.stream_timeout} s (--stream-timeout)"
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return f"the connection to {session.url} was lost: {error.details()}"
-    return str(error.details() if code is not None else error)
+def _call_reason(error: BaseException, session: Session, seconds: float) -> str:
+    """Return why a call failed that took this many seconds."""
+    code = None
+    details = str(error)
+    if isinstance(error, grpc.aio.AioRpcError):
+        code = error.code()
+        details = str(error.details())
+    limit = session.stream_timeout
+    # If a call ends while its request is being sent, gRPC has these two errors for all reasons.
+    cancelled = isinstance(error, asyncio.CancelledError)
+    ended_early = cancelled or details == "Internal error from Core"
+    out_of_time = ended_early and limit is not None and seconds >= limit
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED or out_of_time:
+        return f"no complete answer within {limit} s (--stream-timeout)"
+    if code is grpc.StatusCode.UNAVAILABLE or ended_early:
+        return f"the connection to {session.url} was lost: {details or 'the call was cancelled'}"
+    return details

@@ -73,16 +73,17 @@ def test_every_request_gets_exactly_one_final_response(server: TritonServer, str
 
 
 def test_http_generate_takes_parameters_in_every_place(server: TritonServer) -> None:
-    """Request parameters at the top, under `parameters`, and the JSON tensor mean the same."""
+    """Request parameters at the top, under `parameters`, and the JSON tensor mean the same; so does a request with an id."""
     wanted = {"temperature": 0, "max_tokens": 3}
     ways: list[dict[str, Any]] = [
         {"text_input": PROMPT, **wanted},
         {"text_input": PROMPT, "parameters": wanted},
+        {"id": "42", "text_input": PROMPT, "parameters": wanted},
         {"text_input": PROMPT, "sampling_parameters": json.dumps(wanted)},
         {"text_input": PROMPT, "sampling_parameters": json.dumps({**wanted, "max_tokens": "3", "temperature": "0"})},
     ]
     answers = [generate(server.http_url, {**way, "exclude_input_in_output": True}) for way in ways]
-    assert [status for status, _ in answers] == [200] * 4
+    assert [status for status, _ in answers] == [200] * len(ways)
     texts = {body["text_output"] for _, body in answers}
     assert len(texts) == 1
     assert ANSWER.startswith(texts.pop())

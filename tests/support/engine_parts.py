@@ -64,6 +64,7 @@ class Llm:
         self.add_error: Exception | None = None
         self.early = None
         self.hangs = self.waits = False
+        self.unhealthy: Exception | None = None
         self.asked = threading.Semaphore(0)
         Llm.started.append(self)
 
@@ -85,6 +86,10 @@ class Llm:
 
     async def abort(self, request_id):
         self.aborted.append(request_id)
+
+    async def check_health(self):
+        if self.unhealthy:
+            raise self.unhealthy
 
     async def is_sleeping(self):
         self.asked.release()

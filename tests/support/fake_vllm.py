@@ -145,6 +145,9 @@ class AsyncLLM:
         self._answers = asyncio.get_running_loop().create_task(_answer(collector, prompt["prompt"], params))
         return collector
 
+    async def check_health(self) -> None:
+        pass
+
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 

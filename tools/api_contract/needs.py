@@ -158,6 +158,9 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
     "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
+    # vLLM compiles grammars for this tokenizer in another way. Older versions have it elsewhere and
+    # treat its grammars as all others.
+    "vllm.tokenizers.mistral.MistralTokenizer": _fields("is_tekken", since="0.32"),
     # Parse a chat's answer (`vllm_api.parsers`). An older vLLM has no parsers that do so by
     # themselves.
     f"{_CHAT}.ChatCompletionRequest": {

@@ -12,8 +12,10 @@ from support.grpc_echo import EchoServer
 from triton_stream import Session, ask_all
 
 
-def _ask(server: EchoServer, prompts: list[Prompt], *, model: str = "vllm", streaming: bool = False) -> tuple[list[Answer], int]:
-    session = Session(server.url, model, streaming, 60.0, {"temperature": 0})
+def _ask(
+    server: EchoServer, prompts: list[Prompt], *, model: str = "vllm", streaming: bool = False, timeout: float = 60.0
+) -> tuple[list[Answer], int]:
+    session = Session(server.url, model, streaming, timeout, {"temperature": 0})
     answered: list[None] = []
     answers = asyncio.run(ask_all(session, prompts, lambda: answered.append(None)))
     return answers, len(answered)
@@ -36,6 +38,16 @@ def test_an_error_is_that_of_its_prompt() -> None:
         answers, told = _ask(server, [Prompt(0, "a"), Prompt(1, "fail"), Prompt(2, "c")])
     assert [answer.error for answer in answers] == ["", "told to fail", ""]
     assert told == 3
+
+
+@pytest.mark.parametrize("timeout", [1e-6, 1e-4, 1e-3, 3e-3])
+@pytest.mark.parametrize("length", [1, 1 << 20])
+def test_a_timeout_that_passes_while_the_request_is_sent_is_told_as_any_other(timeout: float, length: int) -> None:
+    """gRPC itself has other words for it, which say nothing."""
+    with EchoServer(delay=lambda _: 5.0) as server:
+        answers, told = _ask(server, [Prompt(number, "x" * length) for number in range(30)], timeout=timeout)
+    assert {answer.error for answer in answers} == {f"no complete answer within {timeout} s (--stream-timeout)"}
+    assert told == 30
 
 
 def test_no_more_are_in_flight_than_the_model_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,15 +37,16 @@ class Service:
         self._model = load(args, self._log)
         prepared = self._model.prepared
         settings = prepared.settings
-        # The official backend unloads an unhealthy model if its health check is on. A model that
-        # starts its engine again must stay loaded.
-        unload = self._unload if settings.health_check and not settings.restart else None
+        self._restarts = settings.restart
         engine = self._model.engine
+        if settings.health_check:
+            engine.runner.check_health(self._unload)
+        when_dead = self._unload if settings.health_check else None
         limits = settings.limits
         self._dialect = settings.dialect
         self._admission = Admission(
             vllm=prepared.vllm,
-            gate=Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=unload),
+            gate=Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=when_dead),
             facts=engine.facts,
             find_adapter=prepared.adapters.find,
             policy=Policy(
@@ -92,6 +93,15 @@ class Service:
         self._log.info("unloaded")
 
     def _unload(self) -> None:
-        """Ask the server to unload the model: its engine is dead and is not started again."""
+        """Ask the server to unload the model, unless its engine is started again."""
+        if self._restarts:
+            return
         self._log.error(official.UNLOADING)
-        triton.unload(self._name)
+        try:
+            triton.unload(self._name)
+        # The request that has found the engine dead must still get its error.
+        except Exception as error:  # noqa: BLE001
+            self._log.error(
+                f"the model was not unloaded: {error}; "
+                "tritonserver unloads models only with --model-control-mode=explicit"
+            )

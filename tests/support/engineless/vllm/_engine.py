@@ -143,6 +143,9 @@ class AsyncLLM:
         """Return what the model can do."""
         return ("generate",)
 
+    async def check_health(self) -> None:
+        """Raise nothing: this engine does not die by itself."""
+
     async def is_sleeping(self) -> bool:
         """Return whether the engine sleeps, which this one does not."""
         return False

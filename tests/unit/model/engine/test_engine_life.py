@@ -62,6 +62,50 @@ def test_a_dead_engine_stays_dead_where_restart_is_off(started):
     assert len(Llm.started) == 1
 
 
+def test_vllms_own_health_check_is_asked_before_each_job(started):
+    """Only where the operator wants it. It fails: the job is told after the operator's choice was done, and so are all others."""
+    engine, got = started(restart=False)
+    llm = Llm.started[-1]
+    llm.unhealthy = RuntimeError("injected")
+    _, put = added(engine, in_flight := job())
+    order = []
+    engine.runner.check_health(lambda: order.append("unload"))
+    llm.unhealthy = None
+    _, put_too = added(engine, job())
+    llm.unhealthy = RuntimeError("injected")
+    engine.runner._put = lambda reply, item: (order.append(str(item)), got.put((reply, item)))
+    engine.runner.submit(refused := job())
+    assert got.get(timeout=PROMISED)[0] == refused.reply
+    assert order == ["unload", DEAD]
+    assert not engine.runner.is_up()
+    assert any("vLLM's health check failed" in line and "RuntimeError: injected" in line for line in engine._log.lines)
+    llm.unhealthy = None
+    engine.runner.submit(job())
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    pause(10 * PACE.health_period)
+    for finish in (put, put_too):  # those in flight end in their own way, and the model is unloaded after them
+        engine._loop.call_soon_threadsafe(finish, last := output(finished=True))
+        assert got.get(timeout=PROMISED)[1] is last
+    assert in_flight.ended
+
+
+def test_an_engine_that_fails_vllms_health_check_is_replaced(started):
+    """Where engines are started again, as a dead one; the new one is healthy until its own check fails."""
+    engine, got = started()
+    added(engine, in_flight := job())
+    engine.runner.check_health(lambda: None)
+    Llm.started[-1].unhealthy = RuntimeError("injected")
+    engine.runner.submit(refused := job())
+    told = [got.get(timeout=PROMISED) for _ in range(2)]
+    assert {reply for reply, _ in told} == {in_flight.reply, refused.reply}
+    assert {str(error) for _, error in told} == {DEAD}
+    wait_for(lambda: len(Llm.started) == 2 and engine.runner.is_up())
+    assert "the engine has failed vLLM's health check, starting it again" in engine._log.lines
+    _, put = added(engine, j := job())
+    put(last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j.reply, last)
+
+
 @pytest.mark.parametrize(("silence", "limit"), [(0.0, STEP), (40.0, 40.0)])
 def test_an_engine_that_hangs_is_replaced(started, silence, limit):
     """It answers nothing while requests are open: they are told, and another engine is started, as for a dead one.

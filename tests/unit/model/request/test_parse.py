@@ -104,6 +104,12 @@ def test_reserved_names_and_headers_are_no_sampling_parameters():
     assert (request.priority, request.timeout, request.lora_name) == (2, 5, "a")
 
 
+def test_the_generate_endpoints_own_id_is_no_sampling_parameter():
+    """Triton passes it on beside them; in the tensor it is a client's mistake."""
+    assert asked(tensors(text_input="hi"), '{"id": "42", "n": 3}').parameters == {"n": 3}
+    assert asked(tensors(text_input="hi", sampling_parameters='{"id": "42"}'), "").parameters == {"id": "42"}
+
+
 def test_a_misspelt_parameter_of_the_tensor_is_kept_for_refusal():
     """Only request parameters can be headers; what a client wrote into the tensor must not vanish silently."""
     assert asked(tensors(text_input="hi", sampling_parameters='{"Temperature": 1}'), "").parameters == {"Temperature": 1}

@@ -123,3 +123,58 @@ def test_compatibility_is_with_the_official_backend_or_none():
     assert read(config(COMPATIBILITY="")).dialect is OURS
     with pytest.raises(ConfigError, match="COMPATIBILITY must be official or empty, not oficial"):
         read(config(COMPATIBILITY="oficial"))
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("MAX_REQUESTS_IN_FLGHT", "MAX_REQUESTS_IN_FLIGHT"),
+        ("MAX_REQUESTS_INFLIGHT", "MAX_REQUESTS_IN_FLIGHT"),
+        ("MAX_REQUEST_IN_FLIGHTS", "MAX_REQUESTS_IN_FLIGHT"),
+        ("MAX_REQUESTS_FLIGHT", "MAX_REQUESTS_IN_FLIGHT"),
+        ("max_requests_in_flight", "MAX_REQUESTS_IN_FLIGHT"),
+        ("MAX-N", "MAX_N"),
+        ("MAXN", "MAX_N"),
+        ("MAX_IMAGE", "MAX_IMAGES"),
+        ("MAX_TOLOS", "MAX_TOOLS"),
+        ("ENGINE_TIMEOUT", "ENGINE_TIMEOUT_SECONDS"),
+        ("ENGINE_TIMEOUT_S", "ENGINE_TIMEOUT_SECONDS"),
+        ("UNLOAD_GRACE_SECOND", "UNLOAD_GRACE_SECONDS"),
+        ("RESPONSE_SENDERS_THREAD", "RESPONSE_SENDER_THREADS"),
+        ("ENABLE_HEALTH_CHECK", "ENABLE_VLLM_HEALTH_CHECK"),
+        ("REPORT_CUSTOM_METRIC", "REPORT_CUSTOM_METRICS"),
+        ("RESTART_DEAD_ENGIEN", "RESTART_DEAD_ENGINE"),
+        ("GPU_DEVICES_ID", "GPU_DEVICE_IDS"),
+        ("LORA_DIR", "LORA_DIRECTORY"),
+        ("ALLOWED_MEDIA_DOMAIN", "ALLOWED_MEDIA_DOMAINS"),
+        ("OPERATOR_REQUEST", "OPERATOR_REQUESTS"),
+        ("COMPATIBILTY", "COMPATIBILITY"),
+    ],
+)
+def test_a_misspelt_name_is_refused_with_the_right_one(name, right):
+    """Its limit would not hold, without a word; an empty value is one that somebody wanted to set, too."""
+    for value in ("7", ""):
+        with pytest.raises(ConfigError) as caught:
+            read(config(**{name: value}))
+        assert f"config.pbtxt: there is no parameter {name}, did you mean {right}?" in str(caught.value)
+    with pytest.raises(ConfigError, match="there is no parameter"):
+        read(config(**{name: "7", "MAX_N": "2"}))
+
+
+OTHERS = [
+    "EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH", "INFERENCE_MODE",
+    "ENABLE_TORCH_COMPILE", "INTRA_OP_THREAD_COUNT", "tokenizer_dir", "decoupled_mode", "max_batch_size", "max_beam_width",
+    "max_queue_size", "max_queue_delay_microseconds", "max_tokens", "max_num_tokens", "max_tokens_in_paged_kv_cache",
+    "kv_cache_free_gpu_mem_fraction", "enable_chunked_context", "exclude_input_in_output", "gpt_model_type",
+    "gpt_model_path", "batch_scheduler_policy", "cancellation_check_period_ms", "stats_check_period_ms",
+    "lora_cache_optimal_adapter_size", "executor_worker_path", "logits_datatype", "multimodal_models_type",
+    "shm-region-prefix-name", "MODEL_NAME", "MODEL_PATH", "MODEL_DIR", "MODEL_FILE", "LOG_DIRECTORY", "DATA_DIRECTORY",
+    "CACHE_DIRECTORY", "LOG_LEVEL", "OWNER", "TEAM", "VERSION", "REVISION", "MAX_OUTPUTS", "MAX_NEW_TOKENS",
+    "MAX_MODEL_LEN", "serving.kserve.io/version", "storageUri", "cost_center", "C",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_parameters_of_others_pass(name):
+    """Of Triton, its other backends, KServe and what people note down there."""
+    assert read(config(**{name: "x"})) == Settings()

@@ -295,6 +295,9 @@ class EngineClient(Protocol):
     async def abort(self, request_id: str) -> None:
         """Stop a request; an unknown id is ignored."""
 
+    async def check_health(self) -> None:
+        """Raise an exception if the engine is not healthy."""
+
     async def is_sleeping(self) -> bool:
         """Ask EngineCore whether it sleeps."""
 

@@ -188,6 +188,9 @@ class Engine:
         """Return why the engine must be abandoned, or None."""
         if self._hung_for:
             return Loss(f"does not answer for {self._hung_for:.0f} s")
+        # Without a restart, only new requests are refused. Those in flight may still finish.
+        if self.runner.unhealthy and self._pace.restart:
+            return Loss("has failed vLLM's health check")
         return self._source.loss() or (Loss("has died") if vllm_api.is_dead(self._llm) else None)
 
     def _bury(self, loss: Loss) -> None:

@@ -64,6 +64,7 @@ class Runner:
         moved: when the last output of any job came, in the event loop's time in seconds.
         operator: runs operator requests.
         store: the LoRA adapters. None if there are no adapters.
+        unhealthy: whether the engine has failed vLLM's health check.
     """
 
     def __init__(
@@ -87,6 +88,18 @@ class Runner:
         self.in_flight = InFlight()
         self.moved = 0.0
         self.operator = Operator(self.in_flight.is_busy, log)
+        self.unhealthy = False
+        # Set by ``check_health``.
+        self._when_unhealthy: Callable[[], None] | None = None
+
+    def check_health(self, when_unhealthy: Callable[[], None]) -> None:
+        """Ask vLLM before each job whether its engine is healthy, as the official backend does.
+
+        Args:
+            when_unhealthy: called in another thread for each job that finds it is not, before the
+                job gets its error.
+        """
+        self._when_unhealthy = when_unhealthy
 
     def deliver_to(self, put: Put, store: AdapterStore | None) -> None:
         """Set the receiver of outputs and the source of adapters, before the first job."""
@@ -98,6 +111,7 @@ class Runner:
         """Use this engine from now on; it is the first one, or replaces an engine that was lost."""
         self.operator.mark_awake()
         self._facts = facts
+        self.unhealthy = False
         self.llm = llm
 
     def lose(self) -> None:
@@ -111,9 +125,9 @@ class Runner:
             self.store.give_up()
 
     def is_up(self) -> bool:
-        """Return whether there is a living engine; any thread may call it."""
+        """Return whether there is a living, healthy engine; any thread may call it."""
         llm = self.llm
-        return llm is not None and not vllm_api.is_dead(llm)
+        return llm is not None and not self.unhealthy and not vllm_api.is_dead(llm)
 
     def submit(self, job: Job) -> None:
         """Take a job from another thread; its outputs go to ``put``."""
@@ -172,10 +186,8 @@ class Runner:
         job.deadline = self._loop.call_later(seconds, self._abort, job, error)
 
     async def _add(self, job: Job) -> None:
-        llm = self.llm
         try:
-            if llm is None or not self.is_up():
-                raise UnavailableError(DEAD)  # noqa: TRY301 - the one place that answers
+            llm = await self._healthy_engine()
             if isinstance(job.request, OperatorRequest):
                 self._finish(job, await self.operator.run(llm, job.request, lambda: not job.ended))
                 return
@@ -205,6 +217,25 @@ class Runner:
         gathering = Gathering(len(collectors), take, job.most_numbers)
         for number, collector in enumerate(collectors):
             vllm_api.attach(collector, partial(self._gather, job, gathering, number))
+
+    async def _healthy_engine(self) -> EngineClient:
+        """Return the engine; raise UnavailableError if there is none, or vLLM's check fails."""
+        llm = self.llm
+        if llm is None or not self.is_up():
+            raise UnavailableError(DEAD)
+        if self._when_unhealthy is None:
+            return llm
+        try:
+            await llm.check_health()
+        # Whatever vLLM raises, it says that the engine is not healthy.
+        except Exception as error:  # noqa: BLE001
+            self._translator.note("vLLM's health check failed", error)
+            # A lost engine's failure says nothing about the new one.
+            self.unhealthy = self.unhealthy or llm is self.llm
+            # In a thread: it waits for the server, which may be loading another model.
+            await self._loop.run_in_executor(None, self._when_unhealthy)
+            raise UnavailableError(DEAD) from None
+        return llm
 
     async def _enter(self, llm: EngineClient, job: Job) -> list[Collector]:
         """Add a job to vLLM; a pooling request becomes one request for each of its parts."""

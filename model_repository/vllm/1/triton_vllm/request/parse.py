@@ -43,6 +43,9 @@ PLAIN = {
 # Triton's frontends and request parameters reserve these names. They reach the parameters only by
 # header forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
+# Triton 24.10 passes this field of the generate endpoint on as a request parameter.
+REQUEST_ID = "id"
+"""The client's name for its request."""
 
 # Triton's OpenAI frontends of 2024 and 2025 send `best_of` with each completion and `logprobs` with
 # each chat. vLLM no longer has `best_of`, and its `logprobs` is a number.
@@ -215,6 +218,7 @@ def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, An
         text = str(_scalar(inputs, name))
     values = json_object(text, name, limits.max_json_depth) if text else {}
     if "sampling_parameters" not in inputs:
+        values.pop(REQUEST_ID, None)
         # A forwarded HTTP header arrives as a parameter, too. None of vLLM's names has a dash or a
         # capital.
         values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}

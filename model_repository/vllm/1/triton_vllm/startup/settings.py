@@ -15,9 +15,10 @@ from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.operator.request import OPERATIONS
 from triton_vllm.request.engine_fields import ENGINE_FIELDS
+from triton_vllm.startup.misspelt import meant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,25 @@ def read(model_config: Mapping[str, Any]) -> Settings:
     """Read the settings from Triton's model configuration.
 
     Raises:
-        ConfigError: a value is of the wrong type, or the model is not decoupled.
+        ConfigError: a value is of the wrong type, a name is misspelt, or the model is not
+            decoupled.
     """
     # Without it, Triton accepts only one response for each request.
     if not (model_config.get("model_transaction_policy") or {}).get("decoupled"):
         raise ConfigError(
             "config.pbtxt: streaming needs `model_transaction_policy { decoupled: true }`"
         )
+    parameters = model_config.get("parameters") or {}
     # An empty value counts as not set.
     texts = {
         name: entry["string_value"]
-        for name, entry in (model_config.get("parameters") or {}).items()
+        for name, entry in parameters.items()
         if entry.get("string_value")
     }
+    known: set[str] = set()
 
     def value(name: str, convert: Callable[[str], Any], default: Any) -> Any:
+        known.add(name)
         if name not in texts:
             return default
         try:
@@ -110,6 +115,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         lora_directory=value("LORA_DIRECTORY", str, Settings.lora_directory),
         limits=Limits(**limits),
     )
+    _refuse_misspelt(parameters, known)
     # If a dead engine came back, the health check would never fail. The official backend unloads
     # the model.
     if "RESTART_DEAD_ENGINE" not in texts and (
@@ -117,6 +123,17 @@ def read(model_config: Mapping[str, Any]) -> Settings:
     ):
         return replace(settings, restart=False)
     return settings
+
+
+def _refuse_misspelt(names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are nearly ours; Triton and other programs have parameters here, too."""
+    for name in names:
+        right = None if name in known else meant(name, sorted(known))
+        if right:
+            raise ConfigError(
+                f"config.pbtxt: there is no parameter {name}, did you mean {right}? "
+                "If another program reads it, give it a name that is less similar."
+            )
 
 
 def _dialect(text: str) -> Dialect:

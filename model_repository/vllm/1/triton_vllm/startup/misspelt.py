@@ -1,0 +1,53 @@
+"""Find the parameter of ours that an unknown name in config.pbtxt most likely means."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# 0.75 takes FLGHT for FLIGHT and TOOKS for TOOLS, but not OUTPUTS for INPUTS or LOG for LORA.
+_WORDS_ALIKE = 0.75
+"""From this ratio of difflib on, one word is the other one with a typing error."""
+_NAMES_ALIKE = 0.9
+"""The same for whole names without separators: words may be joined or split."""
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that ``name`` misspells, or None if it is another program's name.
+
+    These are misspellings: other separators or case, typing errors, abbreviated words (``LORA_DIR``
+    and ``ENGINE_TIMEOUT_S``), and a missing word (``ENGINE_TIMEOUT``).
+    """
+    words = _words(name)
+    near = [other for other in known if _is_near(words, _words(other))]
+    return max(near, key=lambda other: _ratio(words, _words(other)), default=None)
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
+
+
+def _is_near(words: list[str], ours: list[str]) -> bool:
+    if _ratio(words, ours) >= _NAMES_ALIKE:
+        return True
+    # A part of one word says too little.
+    if len(words) == len(ours) > 1:
+        return all(map(_are_alike, words, ours))
+    # So does one word with MAX: other programs have a MAX_TOKENS of their own.
+    telling = [word for word in words if word != "MAX"]
+    shorter = [ours[:place] + ours[place + 1 :] for place in range(len(ours))]
+    return len(telling) > 1 and words in shorter
+
+
+def _are_alike(word: str, our: str) -> bool:
+    if our.startswith(word) or word.startswith(our):
+        return True
+    return difflib.SequenceMatcher(None, word, our).ratio() >= _WORDS_ALIKE
+
+
+def _ratio(words: list[str], ours: list[str]) -> float:
+    return difflib.SequenceMatcher(None, "".join(words), "".join(ours)).ratio()
