@@ -174,7 +174,7 @@ def build_parser() -> CommandParser:
         "build nothing and write only to .tools/; "
         "say what would be done, the bytes to fetch and the space",
     )
-    _add_flag(run, "--no-smoke-run", "do not serve the result and query it")
+    _add_flag(run, "--no-smoke-run", "neither serve nor query the result")
     run.add_argument(
         "--smoke-model",
         metavar="MODEL",
