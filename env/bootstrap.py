@@ -9,12 +9,12 @@ below the cache if the checkout cannot be written. This file uses only the stand
 
 import signal
 
-# Until main() can take a Ctrl-C, it waits: during the imports it would print a traceback. A program that
-# only imports this file keeps its signals.
+# Until main() can take a Ctrl-C, it waits: during the imports it would print a traceback. A program
+# that only imports this file keeps its signals.
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
-# ruff: noqa: E402 - imports come after that
+
 import argparse
 import fcntl
 import hashlib

@@ -206,7 +206,7 @@ class TritonServer:
     def _command(self) -> list[str]:
         return [
             str(self.binary),
-            f"--model-repository={self._plain_repository()}",
+            f"--model-repository={_plain_path(self.repository, self._scratch)}",
             f"--id={self.name}",
             "--http-address=127.0.0.1",
             "--grpc-address=127.0.0.1",
@@ -218,14 +218,6 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
             *self._launch.arguments,
         ]
-
-    def _plain_repository(self) -> Path:
-        """Return the repository, or a link to it if Triton mistakes its path."""
-        if self._scratch is None or is_plain(self.repository):
-            return self.repository
-        link = self._scratch / "models"
-        link.symlink_to(self.repository.absolute())
-        return link
 
     @property
     def _shared_memory_prefix(self) -> str:
@@ -253,19 +245,18 @@ class TritonServer:
         Raises:
             StuckStartError: another server answers there. This one could not bind its ports.
         """
-        if not self._is_this_server(self.ports.http, identity.http_name(self.ports.http)):
-            return False
-        if not self._is_this_server(self.ports.grpc, identity.grpc_name(self.ports.grpc)):
-            return False
+        questions = {self.ports.http: identity.http_name, self.ports.grpc: identity.grpc_name}
+        for port, ask in questions.items():
+            name = ask(port)
+            # Nothing answers there yet.
+            if name is None:
+                return False
+            if name != self.name:
+                raise self._failure(
+                    f"Another server answers on port {port}, which this tritonserver was to use.",
+                    is_stuck=True,
+                )
         return identity.is_ready(self.ports.http) and self.running
-
-    def _is_this_server(self, port: int, name: str | None) -> bool:
-        if name not in (None, self.name):
-            raise self._failure(
-                f"Another server answers on port {port}, which this tritonserver was to use.",
-                is_stuck=True,
-            )
-        return name == self.name
 
     def _require_progress(self, elapsed: float) -> None:
         # 1) The server has ended.
@@ -360,6 +351,15 @@ def plain_temporary() -> Path:
     folder = Path(tempfile.gettempdir())
     # Triton itself extracts to /tmp.
     return folder if is_plain(folder) else Path("/tmp")  # noqa: S108
+
+
+def _plain_path(repository: Path, scratch: Path | None) -> Path:
+    """Return the repository, or a link to it in ``scratch`` if Triton mistakes its path."""
+    if scratch is None or is_plain(repository):
+        return repository
+    link = scratch / "models"
+    link.symlink_to(repository.absolute())
+    return link
 
 
 def free_ports() -> Ports:
