@@ -12,7 +12,7 @@ import pytest
 from support.model_control import load
 from support.patience import wait_for
 from support.reference import ONE_THREAD
-from support.serving import EXPLICIT, is_cuda
+from support.serving import EXPLICIT, in_small_place, is_cuda, serve
 from support.sightings import Sightings, gone
 from support.triton_client import get
 
@@ -128,3 +128,14 @@ def test_a_broken_model_py_is_noticed(idle: TritonServer) -> None:
         (model / "1" / "model.py").write_text("raise RuntimeError('broken')\n", encoding="utf-8")
 
     assert "RuntimeError: broken" in refused(idle, "broken", spoil)
+
+
+def test_a_load_for_which_shared_memory_is_too_small_says_so(parts: Parts, tmp_path: Path) -> None:
+    """Its reason names the file system and the option that makes it larger; 2 MB are enough for this model."""
+    small = in_small_place(parts, "/dev/shm", tmp_path, "1m")
+    with serve(small, environment=ONE_THREAD, arguments=(EXPLICIT,)) as server:
+        status, body = load(server)
+    assert status == 400, body
+    reason = str(json.loads(body)["error"])
+    assert "No space left on device; /dev/shm has" in reason
+    assert "--shm-size" in reason

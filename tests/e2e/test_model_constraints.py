@@ -65,6 +65,32 @@ def test_what_costs_too_much_is_refused(structured: TritonServer, name: str) -> 
     assert text_of(responses, 1) == WORDS
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("regex", r"\p{L}+", "is refused by xgrammar: Regex parsing error at position 1: Unicode character class"),
+        (
+            "json",
+            {"type": "string", "pattern": r"^\p{Lu}$"},
+            "is refused by xgrammar: Regex parsing error at position 2: Unicode",
+        ),
+        ("json", {"$ref": "#"}, "allows no token after 0 tokens of an answer"),
+        ("grammar", "root ::= root", "allows no token after 0 tokens of an answer"),
+        ("grammar", 'root ::= "a" x\nx ::= x', "allows no token after 1 tokens of an answer"),
+        ("grammar", "start: start", "allows no token after 0 tokens of an answer"),
+        ("grammar", "root ::= (", "is refused by xgrammar: EBNF parser error at line 1"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_reason(structured: TritonServer, field: str, value: object, says: str) -> None:
+    """Most in xgrammar's words; the log has one line, and no traceback."""
+    before = structured.log.read_text(errors="replace")
+    error = ask(structured, PROMPT, constrained({field: value})).error
+    assert error.startswith(f"structured_outputs.{field} {says}")
+    added = structured.log.read_text(errors="replace").removeprefix(before)
+    assert added.strip() == error
+    assert ask(structured, PROMPT, constrained({"regex": "[0-9]{3}"})).error == ""
+
+
 def test_others_are_answered_first(structured: TritonServer) -> None:
     """One that costs too much is overtaken by requests that come after it, with a constraint of their own or without."""
     requests = [prompt(PROMPT, constrained(COSTLY["empty rules"])), GOOD, prompt(PROMPT, constrained({"regex": "[a-f]{1,7}"}))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import shlex
 import shutil
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,11 +11,10 @@ import pytest
 
 from support.leftovers import name_of
 from support.model_requests import ask, prompt
-from support.namespaces import with_mounts
 from support.open_stream import OpenStream
 from support.patience import wait_for
 from support.reference import ONE_THREAD
-from support.serving import serve
+from support.serving import in_small_place, serve
 from vllm_env.serve.processes import end
 from vllm_env.serve.standin import FACTS
 
@@ -53,13 +50,8 @@ def small_folder(parts: Parts, tmp_path: Path) -> Iterator[TritonServer]:
 
 @contextmanager
 def served(parts: Parts, place: str, folder: Path) -> Iterator[TritonServer]:
-    """Serve with a small ``place``, as the shell has it; the folder is for the program that makes it small."""
-    program = folder / "tritonserver"
-    mount = f'mount -t tmpfs -o size={SIZE} tmpfs {place}; exec "$@"'
-    argv = [*with_mounts(), "sh", "-ec", mount, "sh", str(parts.binary)]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
-    program.chmod(0o755)
-    with serve(dataclasses.replace(parts, binary=program), environment=ONE_THREAD) as server:
+    """Serve with a small ``place``, as the shell has it."""
+    with serve(in_small_place(parts, place, folder, SIZE), environment=ONE_THREAD) as server:
         yield server
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.namespaces import with_mounts
 from support.repositories import point_to_environment
 from support.starts import TRITON, note_start
 from vllm_env.serve.server import Launch, TritonServer
@@ -55,6 +58,23 @@ def variables_for(engine_args: Mapping[str, Any]) -> dict[str, str]:
 def is_cuda(environment: Path) -> bool:
     """Return whether a built environment is one for CUDA."""
     return any(environment.glob("lib/python*/site-packages/nvidia"))
+
+
+def in_small_place(parts: Parts, place: str, folder: Path, size: str) -> Parts:
+    """Return parts whose server finds a small file system of its own.
+
+    Args:
+        parts: what to serve.
+        place: where the file system is, as the shell has it.
+        folder: gets the program that mounts it.
+        size: its size, as mount has it.
+    """
+    program = folder / "tritonserver"
+    mount = f'mount -t tmpfs -o size={size} tmpfs {place}; exec "$@"'
+    argv = [*with_mounts(), "sh", "-ec", mount, "sh", str(parts.binary)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+    program.chmod(0o755)
+    return dataclasses.replace(parts, binary=program)
 
 
 @contextmanager

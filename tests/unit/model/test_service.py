@@ -190,6 +190,28 @@ def test_a_load_that_fails_says_why_and_leaves_no_thread(run):
     assert any(level == "error" and "Traceback" in text for level, text in seen["log"])
 
 
+SMALL_MEMORY = """
+import os
+from types import SimpleNamespace
+from support import fake_vllm
+
+def full(args, usage_context):
+    raise OSError(28, "No space left on device")
+
+fake_vllm.AsyncLLM.from_engine_args = full
+statvfs = os.statvfs
+small = SimpleNamespace(f_frsize=4096, f_blocks=256, f_bavail=1)
+os.statvfs = lambda path: small if path == "/dev/shm" else statvfs(path)
+"""
+
+
+def test_a_load_for_which_shared_memory_is_too_small_says_so(run):
+    """Triton's reason names the file system, and the option of a container that makes it larger."""
+    text = run(SMALL_MEMORY + FAILS, model="echo")["text"]
+    assert "OSError: [Errno 28] No space left on device; /dev/shm has 1 MiB, of which 0 MiB are free" in text
+    assert "docker run --shm-size=1g" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -247,6 +269,60 @@ def test_a_dead_engine_may_have_the_model_unloaded(run):
     """Only where the operator wants that: else the engine is started again."""
     told = [["UNAVAILABLE", "Model is unavailable due to unhealthy vLLM engine"]]
     assert run(DEAD, model="echo") == [[told, ["mine"], True], [told, [], False]]
+
+
+UNHEALTHY = """
+from support import fake_vllm
+
+seen = []
+for parameters, refuses in (
+    ({"ENABLE_VLLM_HEALTH_CHECK": {"string_value": "true"}}, False),
+    ({"ENABLE_VLLM_HEALTH_CHECK": {"string_value": "true"}}, True),
+    ({"ENABLE_VLLM_HEALTH_CHECK": {"string_value": "true"}, "RESTART_DEAD_ENGINE": {"string_value": "true"}}, False),
+    ({}, False),
+):
+    checks = []
+
+    async def check_health(self):
+        checks.append(self)
+        if len(checks) > 1:
+            raise RuntimeError("simulated")
+
+    def unload(name):
+        triton.unloaded.append(name)
+        if refuses:
+            raise triton.TritonModelException("not allowed")
+
+    fake_vllm.AsyncLLM.check_health = check_health
+    triton.unload_model = unload
+    ARGS["model_config"] = json.dumps({**COMPLETED, "parameters": parameters})
+    model = TritonPythonModel()
+    model.initialize(ARGS)
+    for number in range(2):
+        asked = request("a")
+        model.execute([asked])
+        answered(asked)
+    seen.append([errors(asked), [*triton.unloaded], [text for _, text in log if "unloaded" in text]])
+    model.finalize()
+    triton.unloaded.clear()
+    log.clear()
+print(json.dumps(seen))
+"""
+
+
+def test_vllms_own_health_check_may_have_the_model_unloaded(run):
+    """The second of two requests meets a check that fails; a server that refuses to unload tells the log, not the client."""
+    told = [["UNAVAILABLE", "Model is unavailable due to unhealthy vLLM engine"]]
+    unloading = "[mine] [vllm] Engine is not healthy and model will be unloaded"
+    refused = (
+        "[mine] the model was not unloaded: not allowed; tritonserver unloads models only with --model-control-mode=explicit"
+    )
+    assert run(UNHEALTHY, model="echo") == [
+        [told, ["mine"], [unloading]],
+        [told, ["mine"], [unloading, refused]],
+        [told, [], []],
+        [[], [], []],
+    ]
 
 
 PARSERS = """

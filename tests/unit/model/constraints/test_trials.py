@@ -37,18 +37,25 @@ class Cost:
                 return bytearray(1 << 31)
             if what == "aborts":
                 os.abort()
-            if what == "is malformed":
-                raise RuntimeError(text)
+            if what == "finds no memory":
+                raise RuntimeError("std::bad_alloc")
+            if what == "is refused":
+                raise RuntimeError("[12:34:56] /project/cpp/grammar.cc:12: No \\\\p\\n here." + "x" * 1000)
+            if what == "has a dead end":
+                return "a dead end"
+            if what == "is missing":
+                raise AttributeError(text)
         return cost
 
 
 class Matcher:
     def __init__(self, compiled):
         self.left = 3
+        self.compiled = compiled
 
     def fill_next_token_bitmask(self, mask, row):
         assert self.left > 0
-        mask[row][0] = 0b110
+        mask[row][0] = 0 if self.compiled == "a dead end" and self.left == 1 else 0b110
 
     def accept_token(self, token):
         assert token == 2
@@ -109,7 +116,9 @@ async def outcome(trials, text, llm=None):
     return None
 
 
-@pytest.mark.parametrize("what", ["from spins", "compile spins", "compile fills the memory", "compile aborts"])
+@pytest.mark.parametrize(
+    "what", ["from spins", "compile spins", "compile fills the memory", "compile aborts", "from finds no memory"]
+)
 def test_what_costs_too_much_is_refused(trials, what):
     """By processor time or memory, while it is read or compiled; the next one is tried as if nothing had been."""
     before, error, after = tried(trials, "a", what, "b")
@@ -118,10 +127,48 @@ def test_what_costs_too_much_is_refused(trials, what):
     assert str(error).startswith("structured_outputs.regex takes more than 1 s or 512 MB to compile: make it smaller")
 
 
-@pytest.mark.parametrize("what", ["a", "from is malformed", "compile is malformed"])
+@pytest.mark.parametrize("what", ["from is refused", "compile is refused"])
+def test_what_xgrammar_refuses_is_refused_in_its_words(trials, caplog, what):
+    """Without the place in its sources, and at some length only; the log has one line of it, the next one is tried as ever."""
+    error, after = tried(trials, what, "b")
+    assert after is None
+    assert isinstance(error, InvalidRequestError)
+    assert str(error).startswith(r"structured_outputs.regex is refused by xgrammar: No \p here.xxx")
+    assert len(str(error)) < 500
+    (line,) = [record for record in caplog.records if record.name == "triton_vllm.constraints.trials"]
+    assert line.getMessage() == str(error)
+    assert line.exc_info is None
+
+
+def test_what_no_answer_can_follow_is_refused(trials):
+    """xgrammar compiles it; vLLM would end the request without a word to the client."""
+    error, after = tried(trials, "compile has a dead end", "b")
+    assert after is None
+    assert isinstance(error, InvalidRequestError)
+    text = "structured_outputs.regex allows no token after 2 tokens of an answer: a rule may lead only to itself"
+    assert str(error) == text
+
+
+@pytest.mark.parametrize("what", ["a", "from is missing", "compile is missing"])
 def test_the_rest_is_vllms_to_judge(trials, what):
-    """Another of its compilers may take it; its text says what is wrong."""
+    """An older xgrammar may lack a function, and vLLM has another way then."""
     assert tried(trials, what) == [None]
+
+
+@pytest.mark.parametrize(("kind", "tekken", "refused"), [("lark", True, False), ("lark", False, True), ("regex", True, True)])
+def test_grammars_that_vllm_gives_to_guidance_in_any_case_are_not_refused(trials, kind, tekken, refused):
+    """Those in Lark's syntax with Mistral's newer tokenizer, among them its own for tool calls."""
+    llm = SimpleNamespace(**vars(engine()), get_tokenizer=lambda: SimpleNamespace(is_tekken=tekken))
+    constraint = Constraint("grammar", kind, "from is refused", 1)
+
+    async def check():
+        await trials.check(llm, constraint)
+
+    if not refused:
+        asyncio.run(check())
+        return
+    with pytest.raises(InvalidRequestError, match="is refused by xgrammar"):
+        asyncio.run(check())
 
 
 def test_nobody_waits_for_one_that_takes_long(trials):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import logging.config
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from triton_vllm.startup.cause import LONGEST, PATH_VARIABLE, Cause, first_exception
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.startup.cause import LONGEST, PATH_VARIABLE, Cause, first_exception, shared_memory_is_full
 
 # as vLLM's own, which needs vLLM
 CONFIG = {
@@ -84,3 +87,28 @@ def test_the_cause_is_a_line_of_bounded_length():
     assert first_exception(text).startswith("torch.OutOfMemoryError: xxx")
     assert len(first_exception(text)) == LONGEST
     assert first_exception("ValueError: not raised here") == ""
+
+
+MIB = 1 << 20
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "size", "free", "says"),
+    [
+        (FULL, 1, 0, "/dev/shm has 1 MiB, of which 0 MiB are free: "),
+        (FULL, 1, 1, "/dev/shm has 1 MiB, of which 1 MiB are free: "),
+        (FULL, 64, 20, "/dev/shm has 64 MiB, of which 20 MiB are free: "),
+        (ConfigError(f"vLLM did not start: OSError: {FULL}"), 64, 0, "docker run --shm-size=1g"),
+        (FULL, 64, 60, ""),
+        (FULL, 4096, 100, ""),
+        (RuntimeError("no memory"), 1, 0, ""),
+    ],
+)
+def test_a_load_for_which_shared_memory_was_too_small_names_it(monkeypatch, error, size, free, says):
+    """Python's error names no file; if there is room, it is about another file system."""
+    status = SimpleNamespace(f_frsize=4096, f_blocks=size * MIB // 4096, f_bavail=free * MIB // 4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: status)
+    found = shared_memory_is_full(error)
+    assert says in found
+    assert bool(says) == bool(found)

@@ -35,6 +35,15 @@ vLLM reads it in the event loop, and compiles it in EngineCore.
 TOKENS = 16
 """How many tokens of an answer are tried as well."""
 DONE = b"done"
+"""The first bytes of each answer. Why a constraint cannot be used follows them, if it cannot."""
+# Some errors begin with a time and a place in xgrammar's sources.
+_PLACE = re.compile(r"^(?:\[[\d:]+\] )?(?:\S+\.(?:cc|h):\d+: )?")
+LONGEST = 400
+"""Characters of a refusal."""
+
+
+class DeadEndError(Exception):
+    """No token of the vocabulary continues or ends an answer."""
 
 
 def serve(control: socket.socket) -> None:
@@ -52,14 +61,17 @@ def serve(control: socket.socket) -> None:
                 # If this process exceeds its limits, it ends without an answer, and nothing else
                 # ends with it.
                 try:
-                    _attempt(xgrammar, tokenizer, json.loads(_read(connection)))
-                    connection.sendall(DONE)
+                    refusal = _attempt(xgrammar, tokenizer, json.loads(_read(connection)))
+                    connection.sendall(DONE + refusal.encode(errors="replace"))
                 finally:
                     os._exit(0)
 
 
-def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> None:
+def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> str:
     """Compile a constraint; the kernel ends the process if that takes too long.
+
+    Returns:
+        Why it cannot be used; empty if it can.
 
     Raises:
         MemoryError: compiling takes too much memory.
@@ -75,19 +87,34 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> None:
     signal.setitimer(signal.ITIMER_PROF, task["read_s"])
     # 3) Do what vLLM would do with the constraint.
     read, compile_ = COMPILERS[task["kind"]]
+    refusal = ""
     try:
         arguments = _arguments(xgrammar, task["kind"], task["text"])
         getattr(xgrammar.Grammar, read)(*arguments)
         signal.setitimer(signal.ITIMER_PROF, task["compile_s"])
         compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=2)
         _answer(xgrammar, tokenizer, getattr(compiler, compile_)(*arguments))
+    # The classes of xgrammar's own errors.
+    except (RuntimeError, ValueError) as error:
+        # C++ has no memory left.
+        if "bad_alloc" in str(error):
+            raise MemoryError from None
+        refusal = f"is refused by xgrammar: {_sentence(error)}"
+    except DeadEndError as error:
+        refusal = str(error)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001, S110
-        # The constraint is malformed, and vLLM reports it. Or xgrammar cannot compile it, and vLLM
-        # uses another compiler.
+        # An older xgrammar lacks a function, or a structural tag has other fields. vLLM knows what
+        # to do.
         pass
     signal.setitimer(signal.ITIMER_PROF, 0)
+    return refusal
+
+
+def _sentence(error: Exception) -> str:
+    text = _PLACE.sub("", " ".join(str(error).split()))
+    return text[:LONGEST] or type(error).__name__
 
 
 def _arguments(xgrammar: Any, kind: str, text: str) -> tuple[Any, ...]:
@@ -106,13 +133,23 @@ def _arguments(xgrammar: Any, kind: str, text: str) -> tuple[Any, ...]:
 
 
 def _answer(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
-    """Walk through an answer of a few tokens; each is the first token that the grammar allows."""
+    """Walk through an answer of a few tokens; each is the first token that the grammar allows.
+
+    Raises:
+        DeadEndError: the grammar allows no token. vLLM would then end the request without a reason.
+    """
     matcher = xgrammar.GrammarMatcher(compiled)
     mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
-    for _ in range(TOKENS):
+    stops = tokenizer.stop_token_ids
+    for count in range(TOKENS):
         matcher.fill_next_token_bitmask(mask, 0)
-        tokens = _allowed(mask[0].tolist())
-        token = next((token for token in tokens if token not in tokenizer.stop_token_ids), None)
+        words = mask[0].tolist()
+        # Without stop tokens, a complete answer allows no token either.
+        if stops and not any(words):
+            raise DeadEndError(
+                f"allows no token after {count} tokens of an answer: a rule may lead only to itself"
+            )
+        token = next((token for token in _allowed(words) if token not in stops), None)
         if token is None or not matcher.accept_token(token):
             return
 

@@ -1,4 +1,4 @@
-"""Refuse constraints that cost too much to compile.
+"""Refuse constraints that no answer can follow, or that cost too much to compile.
 
 Each is tried with limits of time and memory before vLLM gets it.
 
@@ -7,7 +7,12 @@ processor seconds. ``a?`` 64 times takes 0.2 s, and ``a{0,10000}`` almost none (
 32,000 tokens).
 
 vLLM reads a constraint in the event loop. It compiles it in the one or few threads of EngineCore
-that all constraints share. It sets no limit of time.
+that all constraints share. It sets no limit of time. If EngineCore cannot compile it, the request
+ends without a reason, and the log gets a traceback.
+
+With the backend "auto", vLLM passes what xgrammar cannot read to EngineCore for guidance. But
+EngineCore keeps the compiler of its first constraint, which is nearly always xgrammar. So what
+xgrammar refuses is refused here, whatever came first.
 """
 
 from __future__ import annotations
@@ -77,7 +82,8 @@ class Trials:
         """Return if vLLM may compile a constraint.
 
         Raises:
-            InvalidRequestError: compiling takes too long or too much memory.
+            InvalidRequestError: xgrammar refuses it, or no answer fits it, or compiling takes too
+                long or too much memory.
             UnavailableError: the machine is too busy to find out, or the worker has been killed.
         """
         if constraint in self._passed or not vllm_api.compiles_with_xgrammar(llm):
@@ -85,24 +91,34 @@ class Trials:
         async with self._slots:
             self._begin()
             try:
-                passed = await self._attempt(llm, constraint)
+                answer = await self._attempt(llm, constraint)
             finally:
                 self._finish()
-        if not passed:
+        where = f"structured_outputs.{constraint.name}"
+        if answer is None:
             raise InvalidRequestError(
-                f"structured_outputs.{constraint.name} takes more than {constraint.seconds} s or "
+                f"{where} takes more than {constraint.seconds} s or "
                 f"{MEMORY >> 20} MB to compile: make it smaller, "
                 "with fewer optional or nested parts"
             )
+        if answer and not await self._goes_to_guidance(llm, constraint):
+            # The server's log would otherwise not show why such requests fail.
+            _log.warning("%s %s", where, answer)
+            raise InvalidRequestError(f"{where} {answer}")
         self._passed[constraint] = None
         if len(self._passed) > REMEMBERED:
             self._passed.popitem(last=False)
 
-    async def _attempt(self, llm: EngineClient, constraint: Constraint) -> bool:
+    async def _goes_to_guidance(self, llm: EngineClient, constraint: Constraint) -> bool:
+        """Return whether vLLM uses guidance for this constraint, even if xgrammar could read it."""
+        return constraint.kind == "lark" and await vllm_api.has_tekken(llm)
+
+    async def _attempt(self, llm: EngineClient, constraint: Constraint) -> str | None:
+        """Return what ``Worker.attempt`` returns; an empty string if there can be no worker."""
         worker = await self._running(llm)
         # No constraint can be tried on this machine, so vLLM compiles them untried.
         if worker is None:
-            return True
+            return ""
         try:
             return await asyncio.to_thread(worker.attempt, constraint)
         except OSError:
@@ -178,7 +194,7 @@ class Worker:
                 command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT}
             )
         try:
-            ready = self._ask(tokenizer)
+            ready = self._ask(tokenizer) is not None
         except TimeoutError:
             # The worker may now end with a traceback. That would say nothing about the tokenizer.
             self.end()
@@ -193,8 +209,10 @@ class Worker:
                 raise RuntimeError("xgrammar's worker cannot read the tokenizer")
             raise ConnectionError("xgrammar's worker was killed")
 
-    def attempt(self, constraint: Constraint) -> bool:
-        """Return whether compiling a constraint stays within the limits.
+    def attempt(self, constraint: Constraint) -> str | None:
+        """Return why a constraint cannot be used; empty if it can.
+
+        Return None if compiling it exceeds the limits.
 
         Raises:
             OSError: the worker has ended, or the machine is very busy.
@@ -224,8 +242,11 @@ class Worker:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, text: str) -> bool:
-        """Return whether the worker, or its fork for a constraint, has done its work."""
+    def _ask(self, text: str) -> str | None:
+        """Return what the worker, or its fork for a constraint, has answered.
+
+        Return None if it has ended without an answer.
+        """
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -233,5 +254,6 @@ class Worker:
             ours.settimeout(PATIENCE_S)
             ours.sendall(text.encode())
             ours.shutdown(socket.SHUT_WR)
-            # If the fork has ended without an answer, nothing is received.
-            return ours.recv(len(DONE)) == DONE
+            with ours.makefile("rb") as stream:
+                answer = stream.read()
+        return answer.removeprefix(DONE).decode() if answer.startswith(DONE) else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -20,6 +21,13 @@ PATH_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 OFF_VARIABLE = "VLLM_CONFIGURE_LOGGING"
 LONGEST = 400
 """Characters of the cause that are kept; vLLM can print a whole configuration."""
+_NO_SPACE = "No space left on device"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
+# The load's processes have ended, and have freed what they had.
+_LITTLE = 8 << 20
+"""With fewer free bytes than this after a load, shared memory was full."""
+_MUCH = 64 << 20
+"""With more free bytes than this after a load, it was not."""
 _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.MULTILINE)
 
 
@@ -115,3 +123,23 @@ def first_exception(text: str) -> str:
     _, _, rest = text.partition("Traceback (most recent call last):")
     exception = _RAISED.search(rest)
     return exception[0].strip()[:LONGEST] if exception else ""
+
+
+def shared_memory_is_full(error: BaseException) -> str:
+    """Return what to do if a load has failed because shared memory is full; else an empty string.
+
+    vLLM's processes have semaphores and queues there, next to Triton's own region. Python's error
+    about them names no file.
+    """
+    if _NO_SPACE not in str(error):
+        return ""
+    status = os.statvfs(SHARED_MEMORY)
+    size = status.f_blocks * status.f_frsize
+    free = status.f_bavail * status.f_frsize
+    # Then another file system is full.
+    if free > max(_LITTLE, min(size // 2, _MUCH)):
+        return ""
+    return (
+        f"{SHARED_MEMORY} has {size >> 20} MiB, of which {free >> 20} MiB are free: give it more, "
+        "for example with docker run --shm-size=1g"
+    )

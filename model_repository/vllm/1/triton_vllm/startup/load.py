@@ -28,7 +28,7 @@ from triton_vllm.reply.watch import CancellationWatch, Departure
 from triton_vllm.request.contract import require_completed
 from triton_vllm.startup import engine_args, interpreter
 from triton_vllm.startup.abandoned import AbandonedLoad
-from triton_vllm.startup.cause import Cause
+from triton_vllm.startup.cause import Cause, shared_memory_is_full
 from triton_vllm.startup.devices import parallel_sizes
 from triton_vllm.startup.endpoint import HttpEndpoint
 from triton_vllm.startup.executor import available_cores
@@ -106,6 +106,9 @@ def load(args: Mapping[str, str], log: Log) -> Model:
             # The other instances would otherwise wait for this one.
             if shared is not None:
                 shared.leave(str(error))
+            remedy = shared_memory_is_full(error)
+            if remedy:
+                raise ConfigError(f"{error}; {remedy}") from error
             raise
 
 

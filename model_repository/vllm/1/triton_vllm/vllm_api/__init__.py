@@ -49,6 +49,7 @@ from triton_vllm.vllm_api.platform import (
     variables,
 )
 from triton_vllm.vllm_api.prompts import (
+    has_tekken,
     media_loaders,
     parse_prompt,
     pooled_tokenizer,

@@ -45,6 +45,11 @@ async def tokenizer_of(llm: EngineClient) -> Any:
     return await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
 
 
+async def has_tekken(llm: EngineClient) -> bool:
+    """Return whether the engine has Mistral's newer tokenizer; vLLM treats its grammars apart."""
+    return bool(getattr(await tokenizer_of(llm), "is_tekken", False))
+
+
 async def render_chat(
     vllm: Vllm, llm: EngineClient, messages: list[Any], template_kwargs: Mapping[str, Any]
 ) -> Any:
