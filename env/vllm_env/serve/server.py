@@ -219,10 +219,11 @@ class TritonServer:
 
     def _plain_repository(self) -> Path:
         """Return the repository, or a link to it if Triton mistakes its path."""
-        if self._scratch is None or is_plain(self.repository):
-            return self.repository
+        repository = self.repository.absolute()
+        if self._scratch is None or is_plain(repository):
+            return repository
         link = self._scratch / "models"
-        link.symlink_to(self.repository.absolute())
+        link.symlink_to(repository)
         return link
 
     @property

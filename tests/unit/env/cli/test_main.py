@@ -183,6 +183,20 @@ def test_what_to_type_next_works_where_it_is_typed(
 
 
 @pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(("folder", "is_linked"), [("my work", False), ("caf\N{LATIN SMALL LETTER E WITH ACUTE}", True)])
+def test_a_relative_path_hides_a_space_from_triton_and_no_other_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, is_linked: bool
+) -> None:
+    """The stub of 24.10 takes the folder's whole path when it logs, and only in ASCII."""
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    assert _run("--model-repository", "models") == 0
+    out = capsys.readouterr().out
+    assert ("  ln -sfn " in out) is is_linked
+    assert ("--model-store=models\n" in out) is not is_linked
+
+
+@pytest.mark.usefixtures("built")
 def test_next_to_other_models_only_the_built_one_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The other model may have no environment, and tritonserver ends if one model fails."""
     for name in ("vllm", "opt"):
