@@ -158,7 +158,7 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
         f"{built.model}/vllm_cache: 3 files, 2 MB",
         "Next:",
         f"  {tmp_path}/triton/bin/tritonserver --model-store={tmp_path}/models",
-        f"  {sys.executable} client/client.py --iterations 10",
+        f"  {shlex.quote(sys.executable)} client/client.py --iterations 10",
     ]
 
 
