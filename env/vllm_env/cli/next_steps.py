@@ -33,8 +33,10 @@ def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]
     if Path.cwd() != CHECKOUT:
         ask += ["--input-prompts", _here(CHECKOUT / "prompts.txt")]
     repository = _here(request.repository)
-    # Such a Triton cannot start a stub there (root.py).
-    if result.triton.rules.activates and not is_plain(repository):
+    # Such a Triton cannot start a stub there (root.py). A relative path hides a space above it. It
+    # does not hide other letters than ASCII: the stub makes it absolute.
+    is_usable = is_plain(repository) and str(request.repository.resolve()).isascii()
+    if result.triton.rules.activates and not is_usable:
         link = f"/tmp/vllm_env_models-{key_of(str(request.repository))[:8]}"  # noqa: S108
         commands.append(["ln", "-sfn", str(request.repository), link])
         repository = link

@@ -355,10 +355,11 @@ def plain_temporary() -> Path:
 
 def _plain_path(repository: Path, scratch: Path | None) -> Path:
     """Return the repository, or a link to it in ``scratch`` if Triton mistakes its path."""
+    repository = repository.absolute()
     if scratch is None or is_plain(repository):
         return repository
     link = scratch / "models"
-    link.symlink_to(repository.absolute())
+    link.symlink_to(repository)
     return link
 
 

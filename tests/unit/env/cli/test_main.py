@@ -158,7 +158,7 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
         f"{built.model}/vllm_cache: 3 files, 2 MB",
         "Next:",
         f"  {tmp_path}/triton/bin/tritonserver --model-store={tmp_path}/models",
-        f"  {sys.executable} client/client.py --iterations 10",
+        f"  {shlex.quote(sys.executable)} client/client.py --iterations 10",
     ]
 
 
@@ -180,6 +180,20 @@ def test_what_to_type_next_works_where_it_is_typed(
     client, prompts = f"{CHECKOUT}/client/client.py", f"{CHECKOUT}/prompts.txt"
     words = ["python3", client, "--iterations", "10", "--model", "my model", "--input-prompts", prompts]
     assert shlex.split(ask) == words
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(("folder", "is_linked"), [("my work", False), ("caf\N{LATIN SMALL LETTER E WITH ACUTE}", True)])
+def test_a_relative_path_hides_a_space_from_triton_and_no_other_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, is_linked: bool
+) -> None:
+    """The stub of 24.10 takes the folder's whole path when it logs, and only in ASCII."""
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    assert _run("--model-repository", "models") == 0
+    out = capsys.readouterr().out
+    assert ("  ln -sfn " in out) is is_linked
+    assert ("--model-store=models\n" in out) is not is_linked
 
 
 @pytest.mark.usefixtures("built")
