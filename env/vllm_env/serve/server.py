@@ -112,6 +112,8 @@ class TritonServer:
         self.leftovers: tuple[psutil.Process, ...] = ()
         """After the stop: processes that did not end by themselves and had to be ended."""
         self._id = uuid.uuid4().hex
+        self.name = f"vllm_env_{self._id}"
+        """The name that the server tells to its clients."""
         self._launch = launch or Launch()
         self._child: Child | None = None
         self._known: set[psutil.Process] = set()
@@ -138,11 +140,6 @@ class TritonServer:
     def pid(self) -> int:
         """Return the server's process id; 0 before the start."""
         return self._child.pid if self._child else 0
-
-    @property
-    def name(self) -> str:
-        """Return the name that the server tells to its clients."""
-        return f"vllm_env_{self._id}"
 
     @property
     def running(self) -> bool:
@@ -204,7 +201,7 @@ class TritonServer:
     def _command(self) -> list[str]:
         return [
             str(self.binary),
-            f"--model-repository={self._plain_repository()}",
+            f"--model-repository={_plain_path(self.repository, self._scratch)}",
             f"--id={self.name}",
             "--http-address=127.0.0.1",
             "--grpc-address=127.0.0.1",
@@ -216,15 +213,6 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
             *self._launch.arguments,
         ]
-
-    def _plain_repository(self) -> Path:
-        """Return the repository, or a link to it if Triton mistakes its path."""
-        repository = self.repository.absolute()
-        if self._scratch is None or is_plain(repository):
-            return repository
-        link = self._scratch / "models"
-        link.symlink_to(repository)
-        return link
 
     @property
     def _shared_memory_prefix(self) -> str:
@@ -352,6 +340,16 @@ class TritonServer:
         regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
         for path in (*self._traces, *regions):
             leftovers.delete(path)
+
+
+def _plain_path(repository: Path, scratch: Path | None) -> Path:
+    """Return a repository's path, or a link to it in ``scratch`` if Triton mistakes the path."""
+    repository = repository.absolute()
+    if scratch is None or is_plain(repository):
+        return repository
+    link = scratch / "models"
+    link.symlink_to(repository)
+    return link
 
 
 def plain_temporary() -> Path:
