@@ -112,6 +112,8 @@ class TritonServer:
         self.leftovers: tuple[psutil.Process, ...] = ()
         """After the stop: processes that did not end by themselves and had to be ended."""
         self._id = uuid.uuid4().hex
+        self.name = f"vllm_env_{self._id}"
+        """The name that the server tells to its clients."""
         self._launch = launch or Launch()
         self._child: Child | None = None
         self._known: set[psutil.Process] = set()
@@ -138,11 +140,6 @@ class TritonServer:
     def pid(self) -> int:
         """Return the server's process id; 0 before the start."""
         return self._child.pid if self._child else 0
-
-    @property
-    def name(self) -> str:
-        """Return the name that the server tells to its clients."""
-        return f"vllm_env_{self._id}"
 
     @property
     def running(self) -> bool:
@@ -344,6 +341,16 @@ class TritonServer:
         regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
         for path in (*self._traces, *regions):
             leftovers.delete(path)
+
+
+def _plain_path(repository: Path, scratch: Path | None) -> Path:
+    """Return a repository's path, or a link to it in ``scratch`` if Triton mistakes the path."""
+    repository = repository.absolute()
+    if scratch is None or is_plain(repository):
+        return repository
+    link = scratch / "models"
+    link.symlink_to(repository)
+    return link
 
 
 def plain_temporary() -> Path:
