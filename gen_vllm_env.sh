@@ -18,4 +18,4 @@ start=()
 if [[ $(env --help 2>/dev/null) == *--block-signal* ]]; then
   start=(env --block-signal=INT)
 fi
-exec "${start[@]}" "$python" -B "$root/env/bootstrap.py" "$@"
+exec ${start[@]+"${start[@]}"} "$python" -B "$root/env/bootstrap.py" "$@"

@@ -22,6 +22,9 @@ def http_name(port: int) -> str | None:
     try:
         status, body = _get(port, "/v2")
         return str(json.loads(body)["name"]) if status == http.HTTPStatus.OK else ""
+    # A server that ends closes the connection. That is an HTTPException as well.
+    except ConnectionError:
+        return None
     # A ValueError is raised for a body that is not JSON, the others for another kind of JSON.
     except (http.client.HTTPException, ValueError, TypeError, KeyError):
         return ""

@@ -360,16 +360,6 @@ def plain_temporary() -> Path:
     return folder if is_plain(folder) else Path("/tmp")  # noqa: S108
 
 
-def _plain_path(repository: Path, scratch: Path | None) -> Path:
-    """Return the repository, or a link to it in ``scratch`` if Triton mistakes its path."""
-    repository = repository.absolute()
-    if scratch is None or is_plain(repository):
-        return repository
-    link = scratch / "models"
-    link.symlink_to(repository)
-    return link
-
-
 def free_ports() -> Ports:
     """Return three ports of 127.0.0.1 on which no program listens.
 

@@ -100,15 +100,31 @@ def test_an_answer_a_refusal_and_silence_differ(server):
 
 
 def test_an_endpoint_that_has_answered_and_refuses_is_closing(server):
-    """Twice in a row; a pause or an answer in between begins anew."""
+    """Twice; an answer in between begins anew, and one that is late says nothing."""
     endpoint = HttpEndpoint(os.getpid())
     endpoint._addresses = [server.address]
     assert not endpoint.is_closing()
-    for answer in (b"", None, b""):
+    usual = server.answer
+    for answer in (b"", usual, b"", None):
         server.answer = answer
         assert not endpoint.is_closing()
+    server.answer = b""
+    assert endpoint.is_closing()
     for _ in range(REFUSALS - 1):
         assert endpoint.is_closing()
+
+
+def test_a_port_that_other_servers_share_is_not_asked(server):
+    """With --reuse-http-port the kernel may give a connection to one that ends."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(server.address)
+        other.listen()
+        assert listening(os.getpid()).count(server.address) == 2
+        endpoint = HttpEndpoint(os.getpid())
+        assert not endpoint.is_closing()
+        assert server.address not in endpoint._addresses
 
 
 def test_the_endpoint_is_searched_until_it_is_there():

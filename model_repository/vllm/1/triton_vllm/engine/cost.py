@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
 
 
+_SETS = ("allowed_token_ids", "stop_token_ids")
+"""The parameters that vLLM takes for sets."""
+
+
 def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
     """Refuse a request that would stop the others, and remove repetitions from its lists of ids.
 
@@ -34,7 +38,8 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
         ids = getattr(params, name, None)
         if not ids:
             continue
-        if not isinstance(ids, Mapping):
+        # The order and number of the other lists matter to vLLM.
+        if name in _SETS:
             ids = list(dict.fromkeys(ids))
             setattr(params, name, ids)
         sizes[name] = len(ids)
@@ -45,12 +50,15 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
     prompt_tokens = len(ids or ())
     for_each = max(getattr(params, "logprobs", None) or 0, sizes.get("logprob_token_ids", 0))
-    # A request without a limit may fill the model's length.
-    tokens = getattr(params, "max_tokens", None) or max(room - prompt_tokens, 0)
+    # An answer ends at the model's length, whatever the request asks for.
+    tokens = getattr(params, "max_tokens", None)
+    if room:
+        left = max(room - prompt_tokens, 0)
+        tokens = min(tokens or left, left)
     of_prompt = getattr(params, "prompt_logprobs", None) or 0
     refuse_above(
         limits.max_logprob_values,
-        tokens * for_each * completions + prompt_tokens * of_prompt,
+        (tokens or 0) * for_each * completions + prompt_tokens * of_prompt,
         "sampling parameters: max_tokens times logprobs times n, "
         "plus the prompt's tokens times prompt_logprobs, are",
         "values",

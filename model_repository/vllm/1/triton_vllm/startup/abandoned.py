@@ -93,7 +93,13 @@ def _tell() -> None:
 
 
 def _waits_for_this_process() -> bool:
-    return Path("/proc/self/exe").readlink().name == _STUB and waits(os.getppid(), os.getpid())
+    try:
+        program = Path("/proc/self/exe").readlink().name
+    except OSError:
+        return False
+    # A new build may have replaced the stub since.
+    is_stub = program.removesuffix(" (deleted)") == _STUB
+    return is_stub and waits(os.getppid(), os.getpid())
 
 
 def waits(server: int, process: int) -> bool:

@@ -133,7 +133,10 @@ def shared_memory_is_full(error: BaseException) -> str:
     """
     if _NO_SPACE not in str(error):
         return ""
-    status = os.statvfs(SHARED_MEMORY)
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return ""
     size = status.f_blocks * status.f_frsize
     free = status.f_bavail * status.f_frsize
     # Then another file system is full.

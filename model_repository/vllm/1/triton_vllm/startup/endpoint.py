@@ -48,9 +48,13 @@ class HttpEndpoint:
         if not self._addresses:
             self._search()
             return False
-        if any(is_answered(address) is False for address in self._addresses):
-            self._refusals += 1
-        else:
+        answers = [is_answered(address) for address in self._addresses]
+        # An answer that has not come in time says nothing.
+        if False in answers:
+            # Another program may have taken the port of an endpoint that is gone.
+            still_there = set(self._addresses) & set(listening(self._server))
+            self._refusals += bool(still_there)
+        elif None not in answers:
             self._refusals = 0
         return self._refusals >= REFUSALS
 
@@ -58,7 +62,14 @@ class HttpEndpoint:
         # The server opens its ports only after it has loaded the models of its start.
         if self._clock() >= self._next_search:
             self._next_search = self._clock() + SEARCH_S
-            self._addresses = [place for place in listening(self._server) if is_answered(place)]
+            places = listening(self._server)
+            # With --reuse-http-port several servers share a port, and one that ends would refuse
+            # connections that this server might have answered.
+            own = [place for place in places if places.count(place) == 1]
+            answers = {place: is_answered(place) for place in own}
+            # A busy endpoint may not answer in time. So this search counts only if each place did.
+            if None not in answers.values():
+                self._addresses = [place for place in own if answers[place]]
 
 
 def is_answered(address: Address) -> bool | None:
@@ -82,17 +93,18 @@ def is_answered(address: Address) -> bool | None:
 def listening(process: int) -> list[Address]:
     """Return the TCP addresses on which a process listens, as this machine can reach them.
 
-    The list is empty if the kernel does not say.
+    The list is empty if the kernel does not say. An address on which other processes listen as well
+    is in the list more than once.
     """
     own = set(_sockets(process))
-    addresses = []
+    inodes: dict[Address, list[str]] = {}
     for name in ("tcp", "tcp6"):
         for line in _lines(Path(f"/proc/{process}/net/{name}")):
             fields = line.split()
             # proc_net(5): local address, remote address, state, …, inode
-            if len(fields) > 9 and fields[3] == _LISTENS and fields[9] in own:
-                addresses.append(_address(fields[1]))
-    return addresses
+            if len(fields) > 9 and fields[3] == _LISTENS:
+                inodes.setdefault(_address(fields[1]), []).append(fields[9])
+    return [place for place, found in inodes.items() if own & set(found) for _ in found]
 
 
 def _sockets(process: int) -> Iterator[str]:

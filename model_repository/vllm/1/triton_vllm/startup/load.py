@@ -8,7 +8,7 @@ import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
 from triton_vllm.base import triton
@@ -46,10 +46,6 @@ MANY_CORES = 8
 
 With fewer, a second thread only takes time from the engine.
 """
-# A stopped EngineCore kept 50 requests and all probes waiting for 300 s, the time that vLLM itself
-# allows a step.
-IDLE_S = 60.0
-"""An engine that answers nothing and does nothing for this time hangs, s."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +146,6 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
     settings = prepared.settings
     if shared is not None:
         shared.use(vllm, values, parallel_sizes(values)["data"])
-    # The operator's own limit is the only one. And an engine is judged by what this process's
-    # children do. Ray's workers and ranks on other machines are no children, nor is a shared
-    # engine.
-    is_seen = shared is None and not _uses_ray(values) and values.get("nnodes", 1) == 1
-    idle = IDLE_S if is_seen and not settings.engine_timeout_s else 0.0
     prompter = Prompter(
         vllm,
         vllm_api.media_loaders(vllm, values),
@@ -167,13 +158,8 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
         prompter,
         log=log,
         limits=settings.limits,
-        pace=Pace(settings.restart, silence=settings.engine_timeout_s, idle=idle),
+        pace=Pace(settings.restart, silence=settings.engine_timeout_s),
     )
-
-
-def _uses_ray(values: Mapping[str, Any]) -> bool:
-    backends = ("distributed_executor_backend", "data_parallel_backend")
-    return "ray" in map(values.get, backends)
 
 
 def _outbox(prepared: Prepared, log: Log) -> Outbox:
@@ -193,7 +179,9 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     outbox.start()
     # Ray passes variables on to other machines. The file that `Cause` names in a variable does not
     # exist there, and vLLM would not start.
-    with Cause(None if _uses_ray(values) else prepared.vllm.logging_config, os.environ) as cause:
+    backends = ("distributed_executor_backend", "data_parallel_backend")
+    uses_ray = "ray" in map(values.get, backends)
+    with Cause(None if uses_ray else prepared.vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, _store(prepared, shared, log))
         except ConfigError:

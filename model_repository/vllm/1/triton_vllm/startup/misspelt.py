@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _WORDS_ALIKE = 0.75
 """From this ratio of difflib on, one word is the other one with a typing error."""
 _NAMES_ALIKE = 0.9
-"""The same for whole names without separators: words may be joined or split."""
+"""Above this ratio, the same for whole names without separators: words may be joined or split."""
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
@@ -32,7 +32,7 @@ def _words(name: str) -> list[str]:
 
 
 def _is_near(words: list[str], ours: list[str]) -> bool:
-    if _ratio(words, ours) >= _NAMES_ALIKE:
+    if _ratio(words, ours) > _NAMES_ALIKE:
         return True
     # A part of one word says too little.
     if len(words) == len(ours) > 1:
