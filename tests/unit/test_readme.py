@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = (
-    *("README.md", "docs/README.md", "docs/command_line.md", "docs/first_start.md", "docs/how_it_works.md", "docs/parameters.md"),
-    *("docs/serving.md", "docs/several_machines.md", "docs/tensors.md", "docs/troubleshooting.md"),
-)
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 """Each block of code of these is run by a test, or the page says why not."""
 
 

@@ -39,7 +39,7 @@ def take_interrupts() -> None:
 def interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
     """Hold interrupts back while the block runs; the yielded function lets them through.
 
-    In other threads than the main one, this does nothing.
+    In any thread but the main one, this does nothing.
     """
     # Inside another held block, "through" means: as that block has it.
     before = _State.is_holding
@@ -49,8 +49,8 @@ def interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager
 
 @contextlib.contextmanager
 def _switched(*, is_holding: bool) -> Iterator[None]:
-    # Python runs signal handlers in the main thread only. Another thread that restored its own
-    # "before" in between could leave the signals held back for ever.
+    # Python runs signal handlers in the main thread only. If another thread changed this state as
+    # well, each could restore what the other had set. The signals could stay held back for ever.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -42,7 +42,7 @@ def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]
         repository = link
     serve = [_here(result.triton.binary), f"--model-store={repository}"]
     # By default tritonserver loads every model, and ends if one fails. Another model may have no
-    # environment yet, as this project's own in a checkout where only `adopt` has run.
+    # environment yet. This project's own has none in a checkout where only `adopt` has run.
     if _has_other_models(request):
         serve += ["--model-control-mode=explicit", f"--load-model={request.model}"]
     return [*commands, serve, ask]

@@ -36,6 +36,7 @@ _IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")
 _UNPACKER = {
     "_vllm_env_parts.py": "parts_finder.py",
     "_vllm_env_unpack/__init__.py": "parts_unpack.py",
+    "_vllm_env_unpack/parts_config.py": "parts_config.py",
     "_vllm_env_unpack/parts_places.py": "parts_places.py",
     "_vllm_env_unpack/parts_worker.py": "parts_worker.py",
 }

@@ -154,11 +154,10 @@ def _violation(lock: LockFile, rules: ReleaseRules) -> str:
     # The pinned vLLM may be built on this machine, and its file name then says nothing. The other
     # wheels were chosen for the glibc of a release.
     for wheel in lock.wheels:
-        if not wheel.url and _needed_glibc(wheel.file) > rules.glibc:
-            return (
-                f"{wheel.file} needs glibc 2.{_needed_glibc(wheel.file)}, "
-                f"and Triton since {rules.since} has 2.{rules.glibc}"
-            )
+        needed = _needed_glibc(wheel.file)
+        if not wheel.url and needed > rules.glibc:
+            has = f"Triton since {rules.since} has 2.{rules.glibc}"
+            return f"{wheel.file} needs glibc 2.{needed}, and {has}"
     return ""
 
 

@@ -138,9 +138,6 @@ def _keep(staging: Path, folder: Path) -> Path | None:
     return wheel.replace(folder / wheel.name)
 
 
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError)
-
-
 def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
     """Check that a file is a complete wheel of vLLM; return it as a requirement with its digest."""
     try:
@@ -151,7 +148,9 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
             declared = _declared_name(archive.read(metadata).decode())
     # ValueError: also a wrong file name, and METADATA that is not UTF-8. RuntimeError: METADATA is
     # encrypted, or compressed in a way that Python does not know.
-    except (*_UNREADABLE, ValueError, StopIteration, RuntimeError, OSError) as error:
+    except (
+        ValueError, RuntimeError, StopIteration, OSError, EOFError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
         raise UsageError(
             f"{wheel} is not a wheel that can be installed: {str(error) or 'it has no metadata'}.",
             remedy="Download it again. Its name must have the form "

@@ -115,11 +115,11 @@ def is_replaced(name: str) -> bool:
 def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
     """Put the files that ``target`` lacks into the new folder ``missing``, and return that folder.
 
-    - A folder without ``config.pbtxt`` is not a complete model. It gets all files of the template,
-      also those that it has.
-    - An adopted model without ``config.pbtxt`` gets only the files that it lacks.
-    - Every adopted model gets this project's current code.
-    - A model without engine arguments gets the template's example of them.
+    A folder without ``config.pbtxt`` is not a complete model. It gets all files of the template,
+    which replace its own. If it was adopted, it keeps its own files.
+
+    Every adopted model gets this project's current code. A model without engine arguments gets the
+    template's example of them.
     """
     # Placing the staged files later takes no more space, so a full disk is noticed here.
     missing.mkdir()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.official_folder import ARGUMENTS, CONFIG, manifest, names, snapshot
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
-from vllm_env.base.errors import UsageError, VllmEnvError
-from vllm_env.cli.main import main
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout import LAYOUTS
 from vllm_env.model.files import check_model_folder
 from vllm_env.publish import publish as publishing
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
 
 TEMPLATE = CHECKOUT / "model_repository" / "vllm"
-CONFIG = '# mine\nbackend: "vllm"\ninstance_group [{ count: 1 kind: KIND_MODEL }]\n'
-ARGUMENTS = {"model": "weights", "enable_lora": True}
 
 
 @pytest.fixture(params=["exchange", "in place"])
@@ -56,31 +54,6 @@ def workspace(tmp_path: Path) -> Workspace:
     return workspace_in(tmp_path / "cache")
 
 
-@pytest.fixture
-def official(tmp_path: Path) -> Path:
-    """As people have it: with weights and adapters of its own, and links."""
-    model = tmp_path / "theirs" / "opt"
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(CONFIG)
-    (model / "config.pbtxt").chmod(0o640)
-    (model / "1" / "model.json").write_text(json.dumps(ARGUMENTS))
-    (model / "1" / "model.json").chmod(0o600)
-    (model / "1" / "multi_lora.json").write_text('{"sql": "adapters/sql", "hub": "org/name"}')
-    for folder in ("weights", "adapters/sql"):
-        (model / folder).mkdir(parents=True)
-        (model / folder / "data.bin").write_bytes(b"1")
-    (model / "notes").symlink_to("chat.jinja")
-    (model / "chat.jinja").write_text("{{ messages }}")
-    (model / "linked").symlink_to("weights")
-    return model
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    """Where the new model will be."""
-    return tmp_path / "place" / "models" / "opt"
-
-
 def adopt(workspace: Workspace, source: Path, target: Path, tag: str = "one") -> None:
     """Do what the command does, with a set whose files say ``tag``."""
     made = workspace.cache.root / "made"
@@ -93,33 +66,6 @@ def adopt(workspace: Workspace, source: Path, target: Path, tag: str = "one") ->
         template = stage_template(adoption, TEMPLATE, staging / target.name)
         built = BuiltSet(stub, environment, LAYOUTS["archive"], manifest(source), "{}", adopted_from=source)
         publishing.publish(workspace, built, target.parent, target.name, template)
-
-
-def manifest(source: Path) -> str:
-    """A manifest that says where the model is from."""
-    record = {"name": "n", "sha256": "", "size": 0}
-    vllm = {"version": "1", "commit": "", "distribution": "vllm", "origin": "o"}
-    texts = {"layout": "archive", **dict.fromkeys(("key", "python", "triton_release", "lock_digest", "built_at"), "x")}
-    stub = {**record, "python": "3.11", "release": "24.10", "origin": "o"}
-    parts = {"vllm": vllm, "versions": {}, "archive": record, "stub": stub, "spec": {}, "left_out": []}
-    return json.dumps({**texts, **parts, "format": 1, "adopted_from": str(source)})
-
-
-def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
-    """The folder and all in it: kind, content, mode, owner, time of change, and how many names a file has."""
-    found: dict[str, tuple[object, ...]] = {}
-    for path in (folder, *folder.rglob("*")):
-        status = path.lstat()
-        content: object = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        links = status.st_nlink if path.is_file() else 0
-        mode = stat.S_IMODE(status.st_mode)
-        found[str(path.relative_to(folder))] = (content, mode, status.st_uid, status.st_mtime_ns, links)
-    return found
-
-
-def names(folder: Path) -> set[str]:
-    """Its files and links, from it on."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
 @pytest.mark.usefixtures("_way")
@@ -371,52 +317,8 @@ def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, t
     assert (new / "1/triton_vllm/request/contract.py").read_text() != "# old\n"
 
 
-def _config(text: str) -> Callable[[Path], object]:
-    return lambda model: (model / "config.pbtxt").write_text(text)
-
-
 def _arguments(text: str) -> Callable[[Path], object]:
     return lambda model: (model / "1/model.json").write_text(text)
-
-
-def _ours(model: Path) -> None:
-    (model / "1/triton_vllm").mkdir()
-    place = "$$TRITON_MODEL_DIRECTORY/vllm_env"
-    parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{place}" }} }}'
-    (model / "config.pbtxt").write_text(f'backend: "python"\n{parameter}')
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda model: (model / "config.pbtxt").unlink(), r"config.pbtxt is missing"),
-        (lambda model: (model / "config.pbtxt").write_bytes(b"\xff"), "config.pbtxt cannot be read"),
-        (lambda model: (model / "config.pbtxt").write_bytes(b'\nname: "\xe9"'), "line 2 has a string that is not UTF-8"),
-        (_config('backend: "tensorrtllm"'), 'names the backend "tensorrtllm"'),
-        (_config('backend: "python"'), 'names the backend "python"'),
-        (_config(""), 'names the backend ""'),
-        (_config("{"), "as a model configuration"),
-        (_ours, "is a model of this project already"),
-        (lambda model: (model / "3").mkdir(), "has the versions 1, 3"),
-        (lambda model: (model / "1").rename(model / "2"), "has the versions 2,"),
-        (lambda model: shutil.rmtree(model / "1"), "has no version"),
-        (lambda model: (model / "1/model.json").unlink(), "model.json is missing"),
-        (_arguments("[1]"), "holds a JSON list"),
-        (_arguments("{"), "is not JSON"),
-        (_arguments("[" * 100_000), "is not JSON"),
-        (lambda model: (model / "vllm_engine_args.json").write_text("[" * 100_000), "vllm_engine_args.json is not JSON"),
-        (lambda model: (model / "1/multi_lora.json").write_text("1"), "multi_lora.json holds a JSON int"),
-        (lambda model: (model / "vllm_engine_args.json").write_text('{"model": "x"}'), "differ: enable_lora, model"),
-    ],
-)
-def test_what_is_no_model_to_adopt_is_refused(official: Path, target: Path, change: Callable[[Path], object], said: str) -> None:
-    """By name, with a remedy, and nothing is written."""
-    change(official)
-    before = snapshot(official.parents[1])
-    with pytest.raises(VllmEnvError, match=said) as caught:
-        read_adoption(official, target, TEMPLATE, "vllm_env")
-    assert caught.value.remedy
-    assert snapshot(official.parents[1]) == before
 
 
 @pytest.mark.parametrize(
@@ -459,88 +361,6 @@ def test_a_file_that_cannot_be_copied_is_named(
     assert not target.exists()
 
 
-def test_what_is_not_there_is_refused(official: Path, target: Path, tmp_path: Path) -> None:
-    """A folder that does not exist, and a file."""
-    for path in (tmp_path / "none", official / "config.pbtxt"):
-        with pytest.raises(UsageError, match="is not a folder"):
-            read_adoption(path, target, TEMPLATE, "vllm_env")
-
-
-@pytest.mark.parametrize("place", [".", "inside", "inside/deeper", "..", "../..", "link", "linked/inside"])
-def test_a_target_that_is_source_or_around_it_is_refused(official: Path, place: str) -> None:
-    """Also by a link, and if the target does not exist yet."""
-    (official.parent / "link").symlink_to(official)
-    target = official.parent / "link" if place == "link" else official / place
-    before = snapshot(official.parents[1])
-    with pytest.raises(VllmEnvError, match="one lies inside the other") as caught:
-        read_adoption(official, target, TEMPLATE, "vllm_env")
-    assert "--model-repository" in (caught.value.remedy or "")
-    assert snapshot(official.parents[1]) == before
-
-
-def _foreign(target: Path) -> None:
-    target.mkdir(parents=True)
-    (target / "config.pbtxt").write_text("")
-
-
-def _of_another(target: Path) -> None:
-    _foreign(target)
-    (target / "vllm_env.json").write_text(manifest(target.parent / "another"))
-
-
-def _built(target: Path) -> None:
-    _of_another(target)
-    document = json.loads((target / "vllm_env.json").read_text())
-    del document["adopted_from"]
-    (target / "vllm_env.json").write_text(json.dumps(document))
-
-
-def _file(target: Path) -> None:
-    target.parent.mkdir(parents=True)
-    target.write_text("")
-
-
-def _dangling(target: Path) -> None:
-    target.parent.mkdir(parents=True)
-    target.symlink_to("nowhere")
-
-
-@pytest.mark.parametrize("change", [_foreign, _of_another, _built, _file, _dangling])
-def test_a_target_that_was_not_adopted_from_source_is_refused(
-    official: Path, target: Path, change: Callable[[Path], object]
-) -> None:
-    """Whatever it is: nobody knows whose files they are."""
-    change(target)
-    before = snapshot(official.parents[1])
-    with pytest.raises(VllmEnvError, match=f"{target} exists, and its manifest does not say .* from {official}") as caught:
-        read_adoption(official, target, TEMPLATE, "vllm_env")
-    assert "--model" in (caught.value.remedy or "")
-    assert snapshot(official.parents[1]) == before
-
-
-@pytest.mark.parametrize("link", [False, True])
-def test_the_template_is_no_target(official: Path, tmp_path: Path, link: bool) -> None:
-    """Also by a link. Nobody is told to remove it."""
-    template = tmp_path / "models" / "vllm"
-    shutil.copytree(TEMPLATE, template)
-    target = tmp_path / "link" if link else template
-    if link:
-        target.symlink_to(template)
-    with pytest.raises(VllmEnvError, match="is this project's own model") as caught:
-        read_adoption(official, target, template, "vllm_env")
-    assert "--model NEW" in (caught.value.remedy or "")
-    assert "emove" not in str(caught.value.remedy)
-
-
-def test_a_folder_named_as_the_template_needs_a_name(official: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a checkout the command would write the new model there."""
-    source = official.rename(official.with_name("vllm"))
-    assert main(["adopt", str(source), "--dry-run"]) == 1
-    said = capsys.readouterr().err
-    assert "--model NEW" in said
-    assert "Or remove it" not in said
-
-
 def test_an_empty_target_is_free(workspace: Workspace, official: Path, target: Path) -> None:
     """A build that was killed while it published in place may leave one, with what it staged."""
     (target / f"{STAGING}abcd1234" / "vllm_env").mkdir(parents=True)
@@ -567,7 +387,8 @@ def test_a_target_that_came_during_the_build_is_refused(
     staged = stage_template
 
     def staging(*arguments: object) -> Path:
-        _foreign(target)
+        target.mkdir(parents=True)
+        (target / "config.pbtxt").write_text("")
         return staged(*arguments)
 
     monkeypatch.setitem(globals(), "stage_template", staging)
@@ -668,15 +489,3 @@ def test_a_change_of_the_target_while_it_is_staged_is_not_lost(
         adopt(workspace, official, target)
     assert [{k: v[:4] for k, v in state.items()} for state in kept] == [{k: v[:4] for k, v in snapshot(target).items()}]
     assert not list(target.parents[1].rglob(f"{STAGING}*"))
-
-
-def test_a_build_does_not_publish_beside_another_backends_configuration(official: Path) -> None:
-    """It would not be served; the refusal names what adopts the model. Two files that differ are refused as well."""
-    with pytest.raises(VllmEnvError, match='names the backend "vllm"') as caught:
-        check_model_folder(official)
-    assert f"./gen_vllm_env.sh adopt {official}" in caught.value.remedy
-    (official / "config.pbtxt").write_text('backend: "python" # not "vllm"')
-    check_model_folder(official)
-    (official / "vllm_engine_args.json").write_text("{}")
-    with pytest.raises(VllmEnvError, match=r"vllm_engine_args.json and .*1/model.json differ: enable_lora, model"):
-        check_model_folder(official)

@@ -321,7 +321,7 @@ def _locked(base: Path) -> Iterator[None]:
         try:
             with contextlib.suppress(FileExistsError):
                 base.mkdir(mode=0o700)
-            # Who writes to the sockets in this folder gives the engine its requests. With
+            # Whoever writes to the sockets in this folder gives the engine its requests. With
             # VLLM_ALLOW_INSECURE_SERIALIZATION=1, vLLM even unpickles them, which runs any code. So
             # no other user may write here.
             status = base.lstat()

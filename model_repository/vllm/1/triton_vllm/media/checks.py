@@ -74,8 +74,9 @@ def check_item(limits: Limits, kind: str, name: str, text: str) -> int:
     return pixels
 
 
-# A frame that keeps its own error in a variable is a circle of references. The whole request would
-# then stay in memory until the garbage collector runs. So each error is made where it is raised.
+# Each error is made where it is raised. An error refers to the frame that raised it. If that frame
+# also keeps the error in a variable, both stay in memory with the whole request, until the garbage
+# collector runs.
 def _invalid(name: str) -> InvalidRequestError:
     return InvalidRequestError(f"{name} is not valid base64")
 

@@ -74,13 +74,8 @@ def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
                 continue
             labels = tuple(sorted((name, str(value)) for name, value in sample.labels.items()))
             key = (sample.name, labels)
-            copy = Sample(
-                key=key,
-                value=float(sample.value),
-                counter=counter,
-                help=family.documentation,
-            )
-            found.append(copy)
+            value = float(sample.value)
+            found.append(Sample(key, value, counter=counter, help=family.documentation))
     return found
 
 
