@@ -28,7 +28,7 @@ _TWO_PARTS = 150 << 20  # bytes, more than one part holds
 _PACKAGE = Path(__file__).with_name("vllm")
 # What the adapter and the start-up hook import; with all of site-packages the stub would find the real vLLM's requirements.
 _HOOK = ("00_vllm_env.pth", "_vllm_env_runtime.py", "_vllm_env_variables.txt")
-_REQUIRED = ("numpy", "prometheus_client", "uvloop")
+_REQUIRED = ("numpy", "prometheus_client", "psutil", "uvloop")
 _LINKED = (*_HOOK, *_REQUIRED, "numpy.libs")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.startup.devices import visible
+from triton_vllm.startup.devices import is_on_one_machine, visible
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,20 @@ def test_misfits_are_refused(kind, gpus, args, says):
     with pytest.raises(ConfigError) as caught:
         visible(kind, 0, gpus, args, {})
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({}, True),
+        ({"data_parallel_size": 2, "nnodes": 1, "data_parallel_rank": None}, True),
+        ({"nnodes": 2}, False),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, False),
+        ({"data_parallel_rank": 0}, False),
+        ({"distributed_executor_backend": "ray"}, False),
+        ({"data_parallel_backend": "ray"}, False),
+    ],
+)
+def test_an_engine_that_may_be_on_several_machines(args, expected):
+    """What works there is not seen here."""
+    assert is_on_one_machine(args) == expected

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from triton_vllm.vllm_api import platform
@@ -12,3 +15,38 @@ def test_only_a_cpu_goes_on_without_a_compiler(monkeypatch, on_cpu):
     """On a GPU an error of the compiler is not to be hidden."""
     monkeypatch.setattr(platform, "runs_on_cpu", lambda: on_cpu)
     assert ("TORCHDYNAMO_SUPPRESS_ERRORS" in platform.child_environment()) == on_cpu
+
+
+def nvml(*shares: int) -> SimpleNamespace:
+    """Return the part of NVML that is asked, with the share of time in which each GPU computed; a negative one is not known."""
+
+    def used(gpu: int) -> SimpleNamespace:
+        if shares[gpu] < 0:
+            raise RuntimeError("Not Supported")
+        return SimpleNamespace(gpu=shares[gpu])
+
+    return SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(shares),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUtilizationRates=used,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "computes"), [((0, 0), False), ((0, 3), True), ((0, -1), True), ((), False)], ids=["no", "one", "MIG", "none"]
+)
+def test_a_gpu_computes_or_may_compute(monkeypatch, shares, computes):
+    """One that does not say so may compute."""
+    monkeypatch.setattr(platform, "runs_on_cpu", lambda: False)
+    monkeypatch.setattr(platform.importlib, "import_module", lambda _: nvml(*shares))
+    assert platform.devices_compute() == computes
+
+
+def test_without_nvml_a_gpu_may_compute(monkeypatch):
+    """As with GPUs of another maker."""
+    monkeypatch.setattr(platform, "runs_on_cpu", lambda: False)
+    monkeypatch.setitem(sys.modules, "vllm.third_party.pynvml", None)
+    assert platform.devices_compute()
+    monkeypatch.setattr(platform, "runs_on_cpu", lambda: True)
+    assert not platform.devices_compute()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from triton_vllm import vllm_api
 from triton_vllm.engine.loop import LoopThread
 from triton_vllm.engine.outcome import Translator
+from triton_vllm.engine.patience import Patience
 from triton_vllm.engine.runner import Runner
 from triton_vllm.instances.source import Loss
 
@@ -37,13 +38,16 @@ class Pace:
         silence: EngineCore hangs if it does not answer for this time. A request is stuck if it has
             no output for this time. With 0, it is the time that vLLM itself waits for a worker's
             step.
+        idle: EngineCore also hangs if for this time it does not answer, gives no output and does
+            nothing. With 0, only ``silence`` counts.
         backoff: seconds before each attempt to start a dead engine again.
     """
 
     restart: bool = True
     health_period: float = 0.5
-    question_period: float = 10.0
+    question_period: float = 5.0
     silence: float = 0.0
+    idle: float = 0.0
     backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
@@ -86,6 +90,7 @@ class Engine:
         self._log = log
         self._pace = pace
         self._silence = pace.silence or vllm.step_timeout_s
+        self._patience = Patience(self._silence, pace.idle)
         self._translator = Translator(vllm, log)
         self._thread = LoopThread(self._translator.note, log)
         self._loop = self._thread.loop
@@ -93,7 +98,8 @@ class Engine:
         self._llm: EngineClient
         self._ending = threading.Event()
         self._asked_at = 0.0
-        self._hung = False
+        # How long EngineCore has not answered, s. 0 if it does not hang.
+        self._hung_for = 0.0
         self.runner = Runner(self._loop, prompter, self._translator, limits, log)
         self.facts = vllm_api.Facts()
 
@@ -149,7 +155,7 @@ class Engine:
         # A model that only pools has no token to sample.
         if "generate" in self.facts.tasks:
             await self._prompter.start(self._llm)
-        self._hung = False
+        self._hung_for = 0.0
         self._asked_at = self._loop.time()
         self._source.share()
         self.runner.use(self._llm, self.facts)
@@ -180,8 +186,8 @@ class Engine:
 
     def _loss(self) -> Loss | None:
         """Return why the engine must be abandoned, or None."""
-        if self._hung:
-            return Loss(f"does not answer for {self._silence:.0f} s")
+        if self._hung_for:
+            return Loss(f"does not answer for {self._hung_for:.0f} s")
         # Without a restart, only new requests are refused. Those in flight may still finish.
         if self.runner.unhealthy and self._pace.restart:
             return Loss("has failed vLLM's health check")
@@ -189,7 +195,7 @@ class Engine:
 
     def _bury(self, loss: Loss) -> None:
         self.runner.lose()
-        self._source.retire(hung=self._hung)
+        self._source.retire(hung=bool(self._hung_for))
         if loss.in_order:
             self._log.info(f"the engine {loss.what}")
             return
@@ -211,10 +217,10 @@ class Engine:
         # may.
         llm = self._llm
         try:
-            await asyncio.wait_for(llm.is_sleeping(), self._silence)
-        except asyncio.TimeoutError:
+            silence = await self._patience.lasts(llm.is_sleeping(), lambda: self.runner.moved)
             # A lost engine's answer says nothing about the new one.
-            self._hung = llm is self._llm
+            if llm is self._llm:
+                self._hung_for = silence
         except Exception as error:  # noqa: BLE001 - is_dead finds a dead engine
             if not vllm_api.is_dead(llm):
                 self._translator.note("the engine could not be asked", error)

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+_FOR_SEVERAL_MACHINES = (
+    "data_parallel_address",
+    "data_parallel_external_lb",
+    "data_parallel_hybrid_lb",
+    "data_parallel_rank",
+    "data_parallel_size_local",
+)
+"""Engine arguments of an engine whose ranks may be on several machines."""
 
 
 def visible(
@@ -81,6 +89,20 @@ def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
             raise ConfigError(f"engine argument {argument} must be at least 1, not {size}")
         sizes[name] = size
     return sizes
+
+
+def uses_ray(engine_args: Mapping[str, Any]) -> bool:
+    """Return whether Ray starts the engine's workers."""
+    backends = ("distributed_executor_backend", "data_parallel_backend")
+    return "ray" in map(engine_args.get, backends)
+
+
+def is_on_one_machine(engine_args: Mapping[str, Any]) -> bool:
+    """Return whether all processes of the engine are sure to be on this machine."""
+    # A rank may be 0, which is no flag that is off.
+    given = [engine_args.get(name) for name in _FOR_SEVERAL_MACHINES]
+    is_alone = all(value is None or value is False for value in given)
+    return is_alone and not uses_ray(engine_args) and engine_args.get("nnodes") in (None, 1)
 
 
 def _nth(visible_devices: str, index: int) -> str:

@@ -29,7 +29,7 @@ from triton_vllm.request.contract import require_completed
 from triton_vllm.startup import engine_args, interpreter
 from triton_vllm.startup.abandoned import AbandonedLoad
 from triton_vllm.startup.cause import Cause, shared_memory_is_full
-from triton_vllm.startup.devices import parallel_sizes
+from triton_vllm.startup.devices import is_on_one_machine, parallel_sizes, uses_ray
 from triton_vllm.startup.endpoint import HttpEndpoint
 from triton_vllm.startup.executor import available_cores
 from triton_vllm.startup.prepare import Prepared, prepare
@@ -46,6 +46,10 @@ MANY_CORES = 8
 
 With fewer, a second thread only takes time from the engine.
 """
+# A stopped EngineCore kept 50 requests and all probes waiting for 300 s, the time that vLLM itself
+# allows a step.
+IDLE_S = 60.0
+"""An engine that answers nothing and does nothing for this time hangs, s."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,8 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
     settings = prepared.settings
     if shared is not None:
         shared.use(vllm, values, parallel_sizes(values)["data"])
+    # The operator's own limit is the only one. And what works on other machines is not seen here.
+    sees_all = not settings.engine_timeout_s and is_on_one_machine(values)
     prompter = Prompter(
         vllm,
         vllm_api.media_loaders(vllm, values),
@@ -158,7 +164,11 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
         prompter,
         log=log,
         limits=settings.limits,
-        pace=Pace(settings.restart, silence=settings.engine_timeout_s),
+        pace=Pace(
+            settings.restart,
+            silence=settings.engine_timeout_s,
+            idle=IDLE_S if sees_all else 0.0,
+        ),
     )
 
 
@@ -179,9 +189,7 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     outbox.start()
     # Ray passes variables on to other machines. The file that `Cause` names in a variable does not
     # exist there, and vLLM would not start.
-    backends = ("distributed_executor_backend", "data_parallel_backend")
-    uses_ray = "ray" in map(values.get, backends)
-    with Cause(None if uses_ray else prepared.vllm.logging_config, os.environ) as cause:
+    with Cause(None if uses_ray(values) else prepared.vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, _store(prepared, shared, log))
         except ConfigError:

@@ -43,6 +43,7 @@ from triton_vllm.vllm_api.parsers import (
 from triton_vllm.vllm_api.parts import Vllm, load
 from triton_vllm.vllm_api.platform import (
     child_environment,
+    devices_compute,
     prometheus_families,
     runs_on_cpu,
     supports_ray,

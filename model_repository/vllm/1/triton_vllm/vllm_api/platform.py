@@ -58,3 +58,17 @@ def prometheus_families() -> Iterable[PrometheusFamily]:
 
     families: Iterable[PrometheusFamily] = REGISTRY.collect()
     return families
+
+
+def devices_compute() -> bool:
+    """Return whether a GPU of this machine computes, or may compute; it takes a millisecond."""
+    if runs_on_cpu():
+        return False
+    try:
+        nvml = importlib.import_module("vllm.third_party.pynvml")
+        nvml.nvmlInit()
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        return any(nvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0 for handle in handles)
+    # A GPU of another maker, or one that does not say.
+    except Exception:  # noqa: BLE001
+        return True

@@ -1,0 +1,111 @@
+"""Decide how long to wait for a silent EngineCore."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from triton_vllm import vllm_api
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+STEP_S = 2.0
+"""From one look at the engine's processes to the next, s."""
+_BUSY = 0.05
+"""The share of one core above which the engine counts as working."""
+
+
+def worked_seconds() -> float:
+    """Return the processor time of the engine and all its processes, s.
+
+    Infinity means that they work or may work, and use no processor: a GPU computes, a process waits
+    for a disk, or this process has not started them.
+    """
+    engines = multiprocessing.active_children()
+    if not engines or vllm_api.devices_compute():
+        return math.inf
+    total = 0.0
+    for engine in engines:
+        try:
+            root = psutil.Process(engine.pid)
+            for process in (root, *root.children(recursive=True)):
+                state = process.status()
+                # Nothing that the others do helps: workers poll for ever for a stopped EngineCore.
+                if state == psutil.STATUS_STOPPED:
+                    return 0.0
+                if state == psutil.STATUS_DISK_SLEEP:
+                    return math.inf
+                times = process.cpu_times()
+                # The time of children that have ended, such as compilers, is their parent's.
+                own = times.user + times.system
+                total += own + times.children_user + times.children_system
+        # It has just ended, or the kernel does not show it.
+        except psutil.Error:
+            return math.inf
+    return total
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long EngineCore may be silent.
+
+    Attributes:
+        longest: seconds without an answer after which EngineCore hangs, whatever it does.
+        idle: seconds after which it hangs if it also does nothing and gives no output. 0 means that
+            only ``longest`` counts.
+        worked: returns what ``worked_seconds`` returns. Called in a thread.
+    """
+
+    longest: float
+    idle: float = 0.0
+    worked: Callable[[], float] = worked_seconds
+
+    async def lasts(
+        self, question: Coroutine[Any, Any, Any], last_output: Callable[[], float]
+    ) -> float:
+        """Wait for an answer.
+
+        Args:
+            question: asks EngineCore.
+            last_output: returns when the last output came, in the event loop's time in seconds.
+
+        Returns:
+            0 if the answer has come in time. Otherwise how long it has not come, in seconds.
+
+        Raises:
+            Exception: the question's own exception.
+        """
+        clock = asyncio.get_running_loop().time
+        answer = asyncio.ensure_future(question)
+        began = at_work = clock()
+        # Unknown at first, so that an answer in time costs no look.
+        worked: float | None = None
+        try:
+            while True:
+                since = clock()
+                step = STEP_S if self.idle else self.longest
+                await asyncio.wait({answer}, timeout=min(step, began + self.longest - since))
+                if answer.done():
+                    answer.result()
+                    return 0.0
+                silence = clock() - began
+                if silence >= self.longest:
+                    return self.longest
+                before = worked
+                worked = await asyncio.to_thread(self.worked)
+                passed = clock() - since
+                # A process that has ended takes its time away.
+                is_idle = before is None or 0 <= worked - before < _BUSY * passed
+                # If a step takes long, this process was stopped, and so were its children.
+                if not is_idle or passed > 2 * STEP_S or last_output() >= since:
+                    at_work = clock()
+                if self.idle and clock() - at_work >= self.idle:
+                    return silence
+        finally:
+            answer.cancel()

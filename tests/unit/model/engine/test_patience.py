@@ -1,0 +1,202 @@
+"""How long a silent engine is waited for: a stopped one not for long, one that works until the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import os
+import signal
+import time as clocks
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.patience import wait_for
+from triton_vllm import vllm_api
+from triton_vllm.engine import patience as module
+from triton_vllm.engine.patience import Patience, worked_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+async def never() -> bool:
+    """Return no answer."""
+    await asyncio.Event().wait()
+    return False
+
+
+async def refused() -> bool:
+    """Fail as a dead engine does."""
+    raise ConnectionError("dead")
+
+
+class Time:
+    """Passes in steps: a wait takes no time but on this clock, and its end may change what the engine does."""
+
+    def __init__(self, at_end: Callable[[float], None] = lambda _: None) -> None:
+        self.now = 100.0
+        self.at_end = at_end
+
+    async def wait(self, tasks: set[asyncio.Task[Any]], timeout: float) -> None:
+        """Let the tasks run, and then let the time pass if they are not done."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if not all(task.done() for task in tasks):
+            self.now += timeout
+            self.at_end(self.now)
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
+    """Return for how long a question has no answer."""
+
+    def run(patience: Patience, time: Time, question: Any = never, moved: Callable[[], float] = lambda: 0.0) -> float:
+        async def main() -> float:
+            monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now)
+            monkeypatch.setattr(asyncio, "wait", time.wait)
+            return await patience.lasts(question(), moved)
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_an_idle_engine_hangs_after_a_minute(silence):
+    """It uses no processor time, and no output comes."""
+    assert silence(Patience(300.0, 60.0, lambda: 7.0), Time()) == 60.0
+
+
+def test_an_engine_that_works_may_be_silent_until_the_limit(silence):
+    """A compilation of two minutes is no fault."""
+    time = Time()
+    assert silence(Patience(300.0, 60.0, lambda: time.now), time) == 300.0
+
+
+def test_an_engine_that_works_now_and_then_may_be_silent_too(silence):
+    """A step on a GPU needs the processor only at its beginning."""
+    time = Time()
+    assert silence(Patience(300.0, 60.0, lambda: 0.2 * (time.now // 50)), time) == 300.0
+
+
+def test_an_engine_that_stops_working_hangs_a_minute_later(silence):
+    """It compiled for two minutes, and then nothing came."""
+    time = Time()
+    assert silence(Patience(300.0, 60.0, lambda: min(time.now, 220.0)), time) == 180.0
+
+
+@pytest.mark.parametrize("worked", [math.inf, math.nan])
+def test_an_engine_that_may_work_is_waited_for(silence, worked):
+    """A GPU computes, a process waits for a disk, or the kernel does not say."""
+    assert silence(Patience(300.0, 60.0, lambda: worked), Time()) == 300.0
+
+
+def test_an_engine_that_ends_a_process_is_waited_for(silence):
+    """The processor time falls, as the ended process takes its own with it."""
+    time = Time()
+    assert silence(Patience(300.0, 60.0, lambda: 9.0 if time.now < 150.0 else 5.0), time) == 110.0
+
+
+def test_time_in_which_this_process_was_stopped_as_well_does_not_count(silence):
+    """``docker pause`` stops the engine and the process that waits for it."""
+    time = Time()
+
+    def paused() -> float:
+        if time.now == 150.0:
+            time.now = 400.0
+        return 7.0
+
+    assert silence(Patience(900.0, 60.0, paused), time) == 360.0
+
+
+def test_an_engine_whose_outputs_come_does_not_hang(silence):
+    """An answer may be late: the loop that takes it has much to do."""
+    time = Time()
+    assert silence(Patience(300.0, 60.0, lambda: 7.0), time, moved=lambda: time.now) == 300.0
+
+
+def test_an_operators_own_limit_is_the_only_one(silence):
+    """Whatever the engine does."""
+    assert silence(Patience(40.0, 0.0, lambda: 7.0), Time()) == 40.0
+
+
+def test_an_answer_in_time_costs_no_look(silence):
+    """Nearly all answers come in time."""
+
+    def look() -> float:
+        raise AssertionError
+
+    assert silence(Patience(300.0, 60.0, look), Time(), question=lambda: asyncio.sleep(0)) == 0.0
+
+
+def test_an_error_is_the_questions_own(silence):
+    """A dead engine raises it."""
+    with pytest.raises(ConnectionError, match="dead"):
+        silence(Patience(300.0, 60.0, lambda: 7.0), Time(), question=refused)
+
+
+def work(seconds: float, ready: Any, end: Any) -> None:
+    """Use the processor in a child, then sleep."""
+    child = os.fork()
+    if child == 0:
+        until = clocks.process_time() + seconds
+        while clocks.process_time() < until:
+            pass
+        os._exit(0)
+    os.waitpid(child, 0)
+    ready.set()
+    end.wait()
+
+
+@pytest.fixture
+def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_api, "devices_compute", lambda: False)
+
+
+@pytest.mark.usefixtures("_on_cpu")
+def test_the_work_of_the_engines_processes_and_their_children_counts():
+    """Also of those that have ended, as compilers have. A stopped process does no work, whatever the others do."""
+    assert worked_seconds() == math.inf  # nothing was started here
+    context = multiprocessing.get_context("spawn")
+    ready, end = context.Event(), context.Event()
+    engine = context.Process(target=work, args=(0.3, ready, end), daemon=True)
+    engine.start()
+    try:
+        assert ready.wait(60)
+        assert 0.3 <= worked_seconds() < math.inf
+        assert engine.pid
+        os.kill(engine.pid, signal.SIGSTOP)
+        wait_for(lambda: worked_seconds() == 0.0, "the stop")
+        os.kill(engine.pid, signal.SIGCONT)
+    finally:
+        end.set()
+        engine.join(60)
+
+
+def test_a_gpu_that_computes_is_work(monkeypatch: pytest.MonkeyPatch):
+    """Whatever the processes do."""
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: [object()])
+    monkeypatch.setattr(vllm_api, "devices_compute", lambda: True)
+    assert worked_seconds() == math.inf
+
+
+@pytest.mark.usefixtures("_on_cpu")
+def test_a_process_that_waits_for_a_disk_works(monkeypatch: pytest.MonkeyPatch):
+    """Weights or an adapter may come from a slow one."""
+
+    class Waiting:
+        pid = os.getpid()
+
+        def __init__(self, _: int) -> None:
+            pass
+
+        def children(self, *, recursive: bool) -> list[Any]:
+            return []
+
+        def status(self) -> str:
+            return "disk-sleep"
+
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: [Waiting(0)])
+    monkeypatch.setattr(module.psutil, "Process", Waiting)
+    assert worked_seconds() == math.inf
