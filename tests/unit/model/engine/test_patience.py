@@ -14,7 +14,6 @@ import pytest
 
 from support.patience import wait_for
 from triton_vllm import vllm_api
-from triton_vllm.engine import patience as module
 from triton_vllm.engine.patience import Patience, worked_seconds
 
 if TYPE_CHECKING:
@@ -198,5 +197,5 @@ def test_a_process_that_waits_for_a_disk_works(monkeypatch: pytest.MonkeyPatch):
             return "disk-sleep"
 
     monkeypatch.setattr(multiprocessing, "active_children", lambda: [Waiting(0)])
-    monkeypatch.setattr(module.psutil, "Process", Waiting)
+    monkeypatch.setattr("psutil.Process", Waiting)
     assert worked_seconds() == math.inf

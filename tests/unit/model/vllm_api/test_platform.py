@@ -39,7 +39,7 @@ def nvml(*shares: int) -> SimpleNamespace:
 def test_a_gpu_computes_or_may_compute(monkeypatch, shares, computes):
     """One that does not say so may compute."""
     monkeypatch.setattr(platform, "runs_on_cpu", lambda: False)
-    monkeypatch.setattr(platform.importlib, "import_module", lambda _: nvml(*shares))
+    monkeypatch.setattr("importlib.import_module", lambda _: nvml(*shares))
     assert platform.devices_compute() == computes
 
 

@@ -131,6 +131,8 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         )
         watch.start()
         publisher = _publish(prepared, shared, args, log)
+    if prepared.run_folder is not None:
+        prepared.run_folder.note_memory()
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
     return Model(

@@ -5,9 +5,11 @@ The order matters: errors of the files come before the long waits.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ from triton_vllm.startup import (
     interpreter,
     manifest,
     parts,
+    run_folder,
     settings,
     warm_cache,
 )
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.protocols import Log
     from triton_vllm.startup.progress import Progress
+    from triton_vllm.startup.run_folder import RunFolder
     from triton_vllm.startup.settings import Settings
     from triton_vllm.vllm_api import ParserNames, Vllm
 
@@ -56,6 +60,7 @@ class Prepared:
         adapters: where the LoRA adapters are.
         file_name: the file with the engine arguments. Relative to the model's folder.
         parsers: the parsers that read the answers to chats.
+        run_folder: where vLLM's sockets are. None if no folder can be made.
     """
 
     settings: Settings
@@ -64,6 +69,7 @@ class Prepared:
     adapters: config.Adapters
     file_name: str
     parsers: ParserNames
+    run_folder: RunFolder | None
 
 
 def prepare(
@@ -97,6 +103,7 @@ def prepare(
     interpreter.use_environment_python()
     home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)
+    run = _make_run_folder(arguments, log)
     # A host that the operator allows could otherwise redirect vLLM to any other host.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     # 3) Import vLLM, which takes 10 s or more on two cores.
@@ -127,6 +134,7 @@ def prepare(
         adapters=adapters,
         file_name=file_name,
         parsers=names,
+        run_folder=run,
     )
 
 
@@ -145,6 +153,23 @@ def _choose_devices(
     if gpus is not None:
         os.environ[devices.VARIABLE] = gpus
         log.info(official.pinned_line(kind, gpus, f"{args['model_name']}_{device}"))
+
+
+def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None:
+    home = Path(tempfile.gettempdir())
+    run_folder.sweep(home)
+    try:
+        made = run_folder.RunFolder(home)
+    # vLLM itself says what it cannot do without such a folder.
+    except OSError as error:
+        log.warning(f"vLLM's sockets have no folder of their own: {error}")
+        return None
+    # This handler runs before the one that ends the process.
+    atexit.register(made.remove)
+    # vLLM gives the variable to its workers on other machines, which lack the folder.
+    if made.fits and devices.is_on_one_machine(arguments):
+        os.environ.setdefault(run_folder.VARIABLE, str(made.path))
+    return made
 
 
 def _import(log: Log, until_loaded: ExitStack) -> Vllm:
