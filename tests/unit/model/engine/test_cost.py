@@ -42,11 +42,13 @@ def test_usual_requests_pass(given):
         ({"max_tokens": None, "logprobs": 30}, 38_000 * 30),
         ({"max_tokens": 30_000, "logprobs": 1, "logprob_token_ids": list(range(40))}, 1_200_000),
         ({"max_tokens": 100_000, "logprobs": 20, "prompt_logprobs": 150}, 38_000 * 20 + 2000 * 150),
+        ({"n": 100, "prompt_logprobs": 6}, 1_200_000),
+        ({"n": 2, "prompt_logprob_token_ids": [list(range(600))] * 1000}, 1_200_000),
     ],
 )
 def test_log_probabilities_are_bounded_over_all_completions_and_the_prompt(given, values):
     """The refusal has the amount and the limit; a request without max_tokens may fill the model's length."""
-    with pytest.raises(InvalidRequestError, match=rf"prompt_logprobs, are {values} values; this model takes at most 1048576"):
+    with pytest.raises(InvalidRequestError, match=rf"times n, are {values} values; this model takes at most 1048576"):
         bound_cost(params(**given), PROMPT, USUAL, 40_000)
     bound_cost(params(**given), PROMPT, Limits(max_logprob_values=0), 40_000)
 
@@ -67,8 +69,20 @@ def test_ids_are_bounded_over_all_completions():
         bound_cost(params(n=11, allowed_token_ids=[1, 2]), PROMPT, limits, 0)
 
 
-@pytest.mark.parametrize("prompt", ["text", {"prompt": "text"}, {"prompt_token_ids": None}])
-def test_a_prompt_without_tokens_counts_as_empty(prompt):
-    """Before 0.20, vLLM tokenizes it in ``add_request``; so do pooling requests come without these parameters."""
+@pytest.mark.parametrize(
+    ("prompt", "room", "tokens"),
+    [("text", 40_000, 4), ({"prompt": "\u20ac"}, 40_000, 3), ({"prompt": "text"}, 2, 2), ("text", 0, 4)],
+)
+def test_a_text_has_at_most_as_many_tokens_as_bytes(prompt, room, tokens):
+    """Before 0.20, vLLM tokenizes it in ``add_request``; a longer one than the model takes is refused there."""
+    limits = Limits(max_logprob_values=100 * tokens - 1)
+    with pytest.raises(InvalidRequestError, match=f"are {100 * tokens} values"):
+        bound_cost(params(prompt_logprobs=100), prompt, limits, room)
+    bound_cost(params(prompt_logprobs=99), prompt, limits, room)
+
+
+@pytest.mark.parametrize("prompt", [{}, {"prompt_embeds": object()}, object()])
+def test_a_prompt_without_text_and_tokens_counts_as_empty(prompt):
+    """So do pooling requests, which come without these parameters."""
     bound_cost(params(prompt_logprobs=100), prompt, USUAL, 0)
-    bound_cost(SimpleNamespace(dimensions=3), prompt, USUAL, 0)
+    bound_cost(SimpleNamespace(dimensions=3), "text", USUAL, 0)

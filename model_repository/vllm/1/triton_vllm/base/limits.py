@@ -73,8 +73,8 @@ class Limits:
         max_n: completions of a request.
         max_answer_tokens: ``n`` times ``max_tokens``, if ``n`` is more than one.
         max_logprobs: ``logprobs`` and ``prompt_logprobs``.
-        max_logprob_values: ``max_tokens`` times ``logprobs`` times ``n``, plus the prompt's tokens
-            times ``prompt_logprobs``.
+        max_logprob_values: ``max_tokens`` times ``logprobs``, plus the prompt's tokens times
+            ``prompt_logprobs``. All of that times ``n``.
         max_token_ids: different ids in a parameter such as ``allowed_token_ids``, times ``n``.
         max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
             asks for that.
