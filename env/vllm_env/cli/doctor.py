@@ -26,6 +26,7 @@ from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 _DRIVER = "580.65"
 # Without a persistence daemon, nvidia-smi wakes each GPU. If the driver hangs, it never ends.
 _SMI_SECONDS = 30.0
+_MANY_FILES = 4096
 
 
 @dataclass(frozen=True)
@@ -192,12 +193,19 @@ def _shared_memory() -> Finding:
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_limit = f"ulimit -n {_MANY_FILES}"
+    if hard != resource.RLIM_INFINITY and hard < _MANY_FILES:
+        raise_limit = f"docker run --ulimit nofile={_MANY_FILES}, or as root {raise_limit}"
     return _judge(
         "open files",
-        is_fine=soft >= 4096,
-        what=f"limit {soft} (at most {hard})",
-        remedy=f"ulimit -n {min(hard, 65536)}: each connection takes one.",
+        is_fine=soft == resource.RLIM_INFINITY or soft >= _MANY_FILES,
+        what=f"limit {_shown(soft)} (at most {_shown(hard)})",
+        remedy=f"{raise_limit}: each connection takes one.",
     )
+
+
+def _shown(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
 def _ports() -> Finding:

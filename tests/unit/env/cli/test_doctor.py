@@ -64,14 +64,23 @@ def test_a_taken_port_is_found():
     assert "--grpc-port" in remedy
 
 
-def test_a_low_limit_of_open_files_is_found():
-    """The limit is this process's own."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
-    try:
-        assert found("open files", None)[0] == "warning"
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+@pytest.mark.parametrize(
+    ("limits", "state", "said"),
+    [
+        ((1000, 65536), "warning", "ulimit -n 4096: each"),
+        ((1000, 2000), "warning", "docker run --ulimit nofile=4096, or as root ulimit -n 4096"),
+        ((1000, resource.RLIM_INFINITY), "warning", "ulimit -n 4096: each"),
+        ((4096, 4096), "ok", ""),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "ok", ""),
+    ],
+)
+def test_a_low_limit_of_open_files_is_found(monkeypatch, limits, state, said):
+    """With a way to raise it that works; no limit is none."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    is_state, what, remedy = found("open files", None)
+    assert is_state == state
+    assert "-1" not in what
+    assert remedy.startswith(said)
 
 
 def test_without_conda_forge_the_interpreter_is_this_machines(tmp_path: Path):

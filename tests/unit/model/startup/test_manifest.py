@@ -54,3 +54,6 @@ def test_a_broken_manifest_is_refused(model):
     (model / "vllm_env.json").write_text("{")
     with pytest.raises(ConfigError, match=r"vllm_env\.json cannot be read"):
         check(model)
+    (model / "vllm_env.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"vllm_env\.json holds no JSON object"):
+        check(model)

@@ -10,7 +10,7 @@ from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling.embedding import EmbedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.call import Request
@@ -81,7 +81,7 @@ def check_params(params: Any, facts: Facts) -> None:
             check_ids(name, ids, facts)
 
 
-def check_ids(name: str, ids: Iterable[int], facts: Facts) -> None:
+def check_ids(name: str, ids: Collection[int], facts: Facts) -> None:
     """Refuse token ids outside the model's vocabulary.
 
     Raises:
@@ -89,8 +89,10 @@ def check_ids(name: str, ids: Iterable[int], facts: Facts) -> None:
     """
     # A prompt may have a hundred thousand ids, and these two functions loop in C.
     for token in (min(ids), max(ids)):
+        if token < 0:
+            raise InvalidRequestError(f"{name}: token id {token} is negative")
         # A vocabulary of 0 is unknown.
-        if token < 0 or 0 < facts.vocabulary <= token:
+        if 0 < facts.vocabulary <= token:
             raise InvalidRequestError(
                 f"{name}: token id {token} "
                 f"is not in the model's vocabulary of {facts.vocabulary} tokens"

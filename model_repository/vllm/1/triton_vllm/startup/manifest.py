@@ -28,6 +28,8 @@ def check(model_dir: Path) -> str:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}; {REMEDY}") from None
+    if not isinstance(manifest, dict):
+        raise ConfigError(f"{path} holds no JSON object; {REMEDY}")
     for part in ("archive", "stub"):
         _compare(model_dir, manifest.get(part) or {})
     vllm = manifest.get("vllm") or {}
