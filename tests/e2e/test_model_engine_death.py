@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -115,6 +116,24 @@ def test_hung_engine_is_told_to_all_and_comes_back(doomed: TritonServer) -> None
     wait_for(lambda: _is_served(doomed), "an answer", longest_pause=0.5)
     assert times_back(doomed) == before + 1
     assert not is_alive(process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", ["uni", "mp"])
+def test_an_engine_that_does_nothing_is_replaced_without_a_limit_of_the_operator(
+    serving: Serve, long_arguments: dict[str, object], own: str
+) -> None:
+    """After about 60 s, not 300; a worker of its own that polls for the stopped engine does not count as work."""
+    engine = {**long_arguments, "distributed_executor_backend": own}
+    with serving(engine, environment=ONE_THREAD) as server:
+        (process,) = engine_parts(server, "VLLM::EngineCor")
+        with OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True)) as stream:
+            stream.wait(1)
+            process.suspend()
+            assert stream.wait_end(BACK_SECONDS).error == DEAD
+        (seconds,) = re.findall(r"the engine does not answer for (\d+) s", server.log.read_text(errors="replace"))
+        assert 60 <= int(seconds) < 300
+        wait_for(lambda: _is_served(server), "an answer", longest_pause=0.5)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -206,6 +207,37 @@ def test_metrics_of_a_killed_instance_are_those_of_the_next(explicit: Explicit) 
     explicit.control("unload")
     wait_for(lambda: not explicit.tokens())
     assert server.running
+
+
+def test_the_folder_of_a_killed_instance_goes_with_the_next_load(explicit: Explicit) -> None:
+    """An unload removes that of its own instance."""
+    server = explicit.server
+    explicit.control("load")
+    (left,) = run_folders(server)
+    for stub in (killed := stubs(server)):
+        os.kill(stub, signal.SIGKILL)
+    wait_for(lambda: not [p for p in server.members() if p.pid in killed or name_of(p).startswith("VLLM::")])
+    explicit.control("unload")
+    assert run_folders(server) == [left]
+    explicit.control("load")
+    (own,) = run_folders(server)
+    assert own != left
+    explicit.control("unload")
+    wait_for(lambda: run_folders(server) == [])
+
+
+def test_vllms_sockets_are_in_the_runs_own_folder(server: TritonServer) -> None:
+    """vLLM removes none of them. Shared memory that would stay after a kill is named there."""
+    (own,) = run_folders(server)
+    assert [path for path in own.iterdir() if path.is_socket()]
+    assert [path for path in own.parent.iterdir() if path.is_socket()] == []
+    assert json.loads((own / "memory").read_text())["names"]
+
+
+def run_folders(server: TritonServer) -> list[Path]:
+    """Return the folders for the sockets of a server's models."""
+    assert server._scratch
+    return list(server._scratch.glob("vllm_env_run_*"))
 
 
 def _said(server: TritonServer, begin: int) -> str:
