@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.instances import with_instances
+from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_control import load, unload
@@ -197,7 +196,7 @@ def test_metrics_of_a_killed_instance_are_those_of_the_next(explicit: Explicit) 
     wait_for(lambda: explicit.tokens() == TOKENS)
     killed = stubs(server)
     for stub in killed:
-        os.kill(stub, signal.SIGKILL)
+        kill_at_rest(stub)
     wait_for(lambda: not [p for p in server.members() if p.pid in killed or name_of(p).startswith("VLLM::")])
     explicit.control("unload")
     explicit.control("load")
