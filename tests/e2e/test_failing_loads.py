@@ -83,8 +83,9 @@ def test_a_load_that_fails_leaves_no_process(idle: TritonServer, cache: dict[str
     with seen.watching():
         reason = refused(idle, "long", with_arguments(max_model_len=10**9))
     assert "max_model_len" in reason
-    (inspection,) = seen.inspections()
-    assert gone(inspection)
+    inspections = seen.inspections()  # one, or two if the server gave the load up and did it again
+    assert inspections, seen.seen
+    assert all(map(gone, inspections))
 
 
 def test_a_load_that_vllm_cannot_do_tells_why(idle: TritonServer, parts: Parts) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
@@ -146,6 +147,6 @@ def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) ->
     parts = engine_parts(doomed)
     assert len(parts) >= count, parts
     (stub,) = [process for process in below(doomed) if name_of(process).startswith("triton_python_b")]
-    os.kill(stub.pid, signal.SIGKILL)
+    kill_at_rest(stub.pid)
     wait_for(lambda: not any(is_alive(process) for process in parts), "the end of the engine")
     assert get(doomed.http_url, "/v2/health/live")[0] == 200

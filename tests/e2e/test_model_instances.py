@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from support.instances import with_instances
+from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_control import load, unload
@@ -205,7 +206,7 @@ def test_a_killed_instance_that_led_is_replaced_by_another(trio: TritonServer) -
     (killed,) = engines(trio)
     leader = killed.ppid()
     assert leader in {stub.pid for stub in stubs(trio)}
-    os.kill(leader, signal.SIGKILL)
+    kill_at_rest(leader)
     wait_for(lambda: said(trio, start).count("the engine is back") == COUNT - 1)
     (again,) = engines(trio)
     assert again.ppid() in {stub.pid for stub in stubs(trio)} - {leader}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.instances import with_instances
+from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_control import load, unload
@@ -198,7 +197,7 @@ def test_metrics_of_a_killed_instance_are_those_of_the_next(explicit: Explicit) 
     wait_for(lambda: explicit.tokens() == TOKENS)
     killed = stubs(server)
     for stub in killed:
-        os.kill(stub, signal.SIGKILL)
+        kill_at_rest(stub)
     wait_for(lambda: not [p for p in server.members() if p.pid in killed or name_of(p).startswith("VLLM::")])
     explicit.control("unload")
     explicit.control("load")
@@ -215,7 +214,7 @@ def test_the_folder_of_a_killed_instance_goes_with_the_next_load(explicit: Expli
     explicit.control("load")
     (left,) = run_folders(server)
     for stub in (killed := stubs(server)):
-        os.kill(stub, signal.SIGKILL)
+        kill_at_rest(stub)
     wait_for(lambda: not [p for p in server.members() if p.pid in killed or name_of(p).startswith("VLLM::")])
     explicit.control("unload")
     assert run_folders(server) == [left]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING
 
+from support.patience import wait_for
 from support.triton_client import post
 
 if TYPE_CHECKING:
@@ -29,4 +32,15 @@ def unload(server: TritonServer, name: str = "vllm") -> tuple[int, str]:
 
 
 def _control(server: TritonServer, name: str, verb: str) -> tuple[int, str]:
-    return post(server.http_url, f"/v2/repository/models/{name}/{verb}", {}, timeout=SECONDS)
+    answers: list[tuple[int, str]] = []
+
+    def ask() -> None:
+        # It fails where the server ends, and waits for ever where a process of the server's still has the connection.
+        with contextlib.suppress(OSError):
+            answers.append(post(server.http_url, f"/v2/repository/models/{name}/{verb}", {}, timeout=SECONDS))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    wait_for(lambda: not asking.is_alive() or not server.running, f"the {verb} of {name}", limit=SECONDS)
+    assert answers, f"no answer to the {verb} of {name}:\n{server.log.read_text(errors='replace')[-4000:]}"
+    return answers[0]

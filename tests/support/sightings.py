@@ -54,12 +54,16 @@ class Sightings:
 
     def stub(self) -> int:
         """Return the id of the model's stub: the first of its command line, for it forks."""
-        return min((s.began, pid) for pid, s in self.seen.items() if f" {self._model}_0_0 " in f"{s.command} ")[1]
+        return min((self.seen[pid].began, pid) for pid in self._stubs())[1]
+
+    def _stubs(self) -> list[int]:
+        """Return the ids of the model's stub and its forks, and those of a load that the server gave up and did again."""
+        return [pid for pid, s in self.seen.items() if f" {self._model}_0_0 " in f"{s.command} "]
 
     def inspections(self) -> list[int]:
         """Return the ids of the stub's children that look at a model's class; theirs do so only until they run something."""
-        stub = self.stub()
-        return [pid for pid, s in self.seen.items() if s.command.endswith(INSPECTION) and s.parent == stub]
+        stubs = self._stubs()
+        return [pid for pid, s in self.seen.items() if s.command.endswith(INSPECTION) and s.parent in stubs]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
