@@ -132,10 +132,16 @@ AMOUNTS = [
 ]
 TOKENS = [
     sampled(
-        f"{name} {what}", {name: {str(i): 1 for i in ids} if name == "logit_bias" else ids}, f"{name}: token id {ids[-1]} is not"
+        f"{name} {what}",
+        {name: {str(i): 1 for i in ids} if name == "logit_bias" else ids},
+        f"{name}: token id {ids[-1]} is {said}",
     )
     for name in ("allowed_token_ids", "stop_token_ids", "logprob_token_ids", "logit_bias")
-    for what, ids in (("beyond the vocabulary", [5, 200_000]), ("of 2^32 + 5", [2**32 + 5]), ("below zero", [5, -1]))
+    for what, ids, said in (
+        ("beyond the vocabulary", [5, 200_000], "not in the model's vocabulary"),
+        ("of 2^32 + 5", [2**32 + 5], "not in the model's vocabulary"),
+        ("below zero", [5, -1], "negative"),
+    )
 ]
 TOKENS += [
     sampled(

@@ -131,6 +131,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
             "skip_special_tokens",
         ),
         **_fields("skip_clone", since="0.14"),
+        **_fields("prompt_logprob_token_ids", since="0.32"),
     },
     "vllm.sampling_params.StructuredOutputsParams": _fields(
         "json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern"
@@ -280,6 +281,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.parser.abstract_parser": (),
     "vllm.reasoning": (),
     "vllm.tool_parsers": (),
+    "vllm.third_party.pynvml": (),  # without it a GPU counts as busy
     "vllm.platforms": (),  # current_platform is created at its first use
     "vllm.model_executor.models.registry": (),
     # Builds the pairs of texts for a cross-encoder, in versions that have such a class.

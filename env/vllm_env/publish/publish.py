@@ -25,6 +25,7 @@ from vllm_env.base.filesystem import (
     remove_tree,
     require_space,
     sync,
+    tree_size,
 )
 from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.workspace import Workspace
@@ -101,6 +102,8 @@ def publish(
                 refuse_target(built.adopted_from, target)
             receiver = target if target.exists() else repository
             needed = built.layout.bytes_to_copy(built.environment, receiver)
+            if built.stub_libraries:
+                needed += tree_size(built.stub_libraries)
             require_space(receiver, needed, f"the environment in {target}")
             # 2) Place the files.
             place = staging_place(target)
