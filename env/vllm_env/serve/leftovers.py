@@ -26,7 +26,7 @@ from vllm_env.inside import parts_places
 # shm_manager, and sem.mp-* is the name that Python's multiprocessing gives. The vllm_env_* names
 # are those of server.py and of the model's front ends.
 _PLACES = (
-    (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_(server|frontends|links)_\w+")),  # noqa: S108
+    (Path("/tmp"), re.compile(r"python_env_\w{6}|\.?vllm_env_(server|frontends|links|run)_\w+")),  # noqa: S108
     (
         Path("/dev/shm"),  # noqa: S108
         re.compile(

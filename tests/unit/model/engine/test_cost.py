@@ -69,6 +69,21 @@ def test_ids_are_bounded_over_all_completions():
         bound_cost(params(n=11, allowed_token_ids=[1, 2]), PROMPT, limits, 0)
 
 
+def test_all_log_probabilities_are_those_of_the_vocabulary():
+    """As vLLM counts -1, where an operator allows it."""
+    limits = Limits(max_logprobs=0, max_logprob_values=2000 * 300 + 16 * 300 - 1)
+    asked = params(logprobs=-1, prompt_logprobs=-1)
+    with pytest.raises(InvalidRequestError, match=f"are {2016 * 300} values"):
+        bound_cost(asked, PROMPT, limits, 40_000, vocabulary=300)
+    bound_cost(asked, PROMPT, limits, 40_000, vocabulary=299)
+
+
+def test_a_text_leaves_the_whole_room_to_its_answer():
+    """It may have fewer tokens than bytes."""
+    with pytest.raises(InvalidRequestError, match="are 2560000 values"):
+        bound_cost(params(n=128, max_tokens=1000, logprobs=20), "t" * 2000, USUAL, 2000)
+
+
 @pytest.mark.parametrize(
     ("prompt", "room", "tokens"),
     [("text", 40_000, 4), ({"prompt": "\u20ac"}, 40_000, 3), ({"prompt": "text"}, 2, 2), ("text", 0, 4)],

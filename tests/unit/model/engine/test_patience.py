@@ -8,8 +8,10 @@ import multiprocessing
 import os
 import signal
 import time as clocks
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from support.patience import wait_for
@@ -136,15 +138,19 @@ def test_an_error_is_the_questions_own(silence):
 
 
 def work(seconds: float, ready: Any, end: Any) -> None:
-    """Use the processor in a child, then sleep."""
-    child = os.fork()
-    if child == 0:
-        until = clocks.process_time() + seconds
-        while clocks.process_time() < until:
-            pass
-        os._exit(0)
-    os.waitpid(child, 0)
-    ready.set()
+    """Use the processor in a child that ends and in one that stays, then sleep."""
+    for stays in (False, True):
+        child = os.fork()
+        if child == 0:
+            until = clocks.process_time() + seconds
+            while clocks.process_time() < until:
+                pass
+            if stays:
+                ready.set()
+                end.wait()
+            os._exit(0)
+        if not stays:
+            os.waitpid(child, 0)
     end.wait()
 
 
@@ -156,14 +162,13 @@ def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_on_cpu")
 def test_the_work_of_the_engines_processes_and_their_children_counts():
     """Also of those that have ended, as compilers have. A stopped process does no work, whatever the others do."""
-    assert worked_seconds() == math.inf  # nothing was started here
     context = multiprocessing.get_context("spawn")
     ready, end = context.Event(), context.Event()
     engine = context.Process(target=work, args=(0.3, ready, end), daemon=True)
     engine.start()
     try:
         assert ready.wait(60)
-        assert 0.3 <= worked_seconds() < math.inf
+        wait_for(lambda: 0.6 <= worked_seconds() < math.inf, "both children's time")
         assert engine.pid
         os.kill(engine.pid, signal.SIGSTOP)
         wait_for(lambda: worked_seconds() == 0.0, "the stop")
@@ -173,29 +178,50 @@ def test_the_work_of_the_engines_processes_and_their_children_counts():
         engine.join(60)
 
 
-def test_a_gpu_that_computes_is_work(monkeypatch: pytest.MonkeyPatch):
-    """Whatever the processes do."""
-    monkeypatch.setattr(multiprocessing, "active_children", lambda: [object()])
-    monkeypatch.setattr(vllm_api, "devices_compute", lambda: True)
-    assert worked_seconds() == math.inf
+class Engine:
+    """A process of the engine that this process has started."""
+
+    pid = 1
 
 
-@pytest.mark.usefixtures("_on_cpu")
-def test_a_process_that_waits_for_a_disk_works(monkeypatch: pytest.MonkeyPatch):
-    """Weights or an adapter may come from a slow one."""
+def processes(monkeypatch: pytest.MonkeyPatch, *states: str) -> None:
+    """Let an engine's processes be in these states; "gone" has just ended."""
 
-    class Waiting:
-        pid = os.getpid()
-
-        def __init__(self, _: int) -> None:
-            pass
-
-        def children(self, *, recursive: bool) -> list[Any]:
-            return []
+    class Process:
+        def __init__(self, state: str) -> None:
+            self.state = state
 
         def status(self) -> str:
-            return "disk-sleep"
+            if self.state == "gone":
+                raise psutil.NoSuchProcess(1)
+            return self.state
 
-    monkeypatch.setattr(multiprocessing, "active_children", lambda: [Waiting(0)])
-    monkeypatch.setattr("psutil.Process", Waiting)
-    assert worked_seconds() == math.inf
+        def children(self, *, recursive: bool) -> list[Any]:
+            assert recursive
+            return [Process(state) for state in states[1:]]
+
+        def cpu_times(self) -> SimpleNamespace:
+            return SimpleNamespace(user=1.0, system=2.0, children_user=3.0, children_system=4.0)
+
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: [Engine] if states else [])
+    monkeypatch.setattr("psutil.Process", lambda _: Process(states[0]))
+
+
+@pytest.mark.parametrize("computes", [False, True])
+@pytest.mark.parametrize(
+    ("states", "seconds"),
+    [
+        (("sleeping", "sleeping"), 20.0),
+        (("sleeping", "running"), math.inf),
+        (("sleeping", "disk-sleep"), math.inf),
+        (("stopped", "running"), 0.0),
+        (("sleeping", "stopped", "disk-sleep"), 0.0),
+        (("sleeping", "gone"), math.inf),
+        ((), math.inf),
+    ],
+)
+def test_what_waits_for_a_processor_or_a_disk_works(monkeypatch: pytest.MonkeyPatch, states, seconds, computes):
+    """So may what this process has not started, and what has a GPU that computes; but nothing of it if one is stopped."""
+    monkeypatch.setattr(vllm_api, "devices_compute", lambda: computes)
+    processes(monkeypatch, *states)
+    assert worked_seconds() == (math.inf if computes and seconds else seconds)

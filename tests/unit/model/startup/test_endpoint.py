@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+A, B, C = [("127.0.0.1", port) for port in (1, 2, 3)]
+
+
 class Server:
     """Answers each connection in the way that a test sets."""
 
@@ -109,7 +112,6 @@ def test_an_answer_a_refusal_and_silence_differ(server, monkeypatch):
 def test_an_endpoint_that_has_answered_and_refuses_is_closing(server, monkeypatch):
     """Twice; an answer in between begins anew, and one that is late says nothing."""
     endpoint = HttpEndpoint(os.getpid())
-    endpoint._addresses = [server.address]
     assert not endpoint.is_closing()
     usual = server.answer
     for answer in (b"", usual, b""):
@@ -125,17 +127,65 @@ def test_an_endpoint_that_has_answered_and_refuses_is_closing(server, monkeypatc
         assert endpoint.is_closing()
 
 
-def test_a_port_that_other_servers_share_is_not_asked(server):
-    """With --reuse-http-port the kernel may give a connection to one that ends."""
+@contextmanager
+def joined(server: Server) -> Iterator[None]:
+    """Let another socket listen on a server's port, as with --reuse-http-port."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(server.address)
         other.listen()
         assert listening(os.getpid()).count(server.address) == 2
+        yield
+
+
+def test_a_port_that_other_servers_share_is_not_asked(server):
+    """The kernel may give a connection to one that ends."""
+    with joined(server):
         endpoint = HttpEndpoint(os.getpid())
         assert not endpoint.is_closing()
-        assert server.address not in endpoint._addresses
+        assert server.address not in endpoint._refusals
+
+
+def test_refusals_of_a_port_that_others_have_joined_say_nothing(server, monkeypatch):
+    """One of the others may be ending."""
+    endpoint = HttpEndpoint(os.getpid())
+    assert not endpoint.is_closing()
+    with joined(server):
+        monkeypatch.setattr(module, "is_answered", lambda _: False)
+        for _ in range(2 * REFUSALS):
+            assert not endpoint.is_closing()
+    assert not endpoint.is_closing()
+    assert endpoint.is_closing()
+
+
+def test_each_address_has_refusals_of_its_own(monkeypatch):
+    """Two accidents of two ports say nothing, and a port that never answers in time hides none."""
+    monkeypatch.setattr(module, "listening", lambda _: [A, B, C])
+    answers = {A: True, B: True, C: None}
+    monkeypatch.setattr(module, "is_answered", answers.get)
+    endpoint = HttpEndpoint(os.getpid())
+    assert not endpoint.is_closing()
+    answers[A] = False
+    assert not endpoint.is_closing()
+    answers.update({A: True, B: False})
+    assert not endpoint.is_closing()
+    assert endpoint.is_closing()
+
+
+def test_a_port_that_answers_late_is_found_by_another_search(monkeypatch):
+    """The server was busy when the first one was made."""
+    monkeypatch.setattr(module, "listening", lambda _: [A, B])
+    answers = {A: True, B: None}
+    monkeypatch.setattr(module, "is_answered", answers.get)
+    clock = Clock()
+    endpoint = HttpEndpoint(os.getpid(), clock)
+    assert not endpoint.is_closing()
+    assert list(endpoint._refusals) == [A]
+    answers[B] = True
+    clock.now = SEARCH_S
+    assert not endpoint.is_closing()
+    assert list(endpoint._refusals) == [A, B]
 
 
 def test_the_endpoint_is_searched_until_it_is_there():
@@ -144,14 +194,14 @@ def test_the_endpoint_is_searched_until_it_is_there():
     endpoint = HttpEndpoint(os.getpid(), clock)
     with serving() as late:
         assert not endpoint.is_closing()
-        assert late.address in endpoint._addresses
+        assert late.address in endpoint._refusals
     endpoint = HttpEndpoint(2**22 + 1, clock)
     assert not endpoint.is_closing()
     endpoint._server = os.getpid()
     with serving() as late:
         clock.now = SEARCH_S - 1
         assert not endpoint.is_closing()
-        assert endpoint._addresses == []
+        assert endpoint._refusals == {}
         clock.now = SEARCH_S
         assert not endpoint.is_closing()
-        assert late.address in endpoint._addresses
+        assert late.address in endpoint._refusals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from multiprocessing.shared_memory import SharedMemory
@@ -21,122 +22,192 @@ if TYPE_CHECKING:
 
 # Python would otherwise remove it with the last process that has opened it.
 _HOLDS_MEMORY = """
-import sys
+import mmap, multiprocessing, os, sys
 from pathlib import Path
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from triton_vllm.startup.run_folder import RunFolder
 
-folder = RunFolder(Path(sys.argv[1]))
+home = sys.argv[1]
+# a file with a name that is not UTF-8, as a model's folder may have it
+strange = os.open(os.fsencode(home) + b"/caf\\xe9", os.O_RDWR | os.O_CREAT)
+os.ftruncate(strange, 4096)
+mapped = [mmap.mmap(strange, 4096)]
+before = SharedMemory(os.environ["OTHERS"])
+resource_tracker.unregister(before._name, "shared_memory")
+folder = RunFolder(Path(home))
 memory = SharedMemory(create=True, size=4096)
 resource_tracker.unregister(memory._name, "shared_memory")
+lock = multiprocessing.get_context("spawn").Lock()
+resource_tracker.unregister(lock._semlock.name, "semaphore")
 folder.note_memory()
-print(memory.name, flush=True)
+print(memory.name, "sem." + lock._semlock.name[1:], flush=True)
 input()
 """
 
 
+class Holder:
+    """A process with a folder.
+
+    Attributes:
+        process: the process.
+        memory: its shared memory and its semaphore.
+        others: shared memory that was there before, and that it uses as well.
+    """
+
+    def __init__(self, home: Path, others: SharedMemory) -> None:
+        path = {**os.environ, "PYTHONPATH": str(Path(triton_vllm.__file__).parents[1]), "OTHERS": others.name}
+        command = [sys.executable, "-c", _HOLDS_MEMORY, home]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path)
+        assert self.process.stdout
+        names = self.process.stdout.readline().decode().split()
+        assert len(names) == 2
+        self.memory = [run_folder._MEMORY / name for name in names]
+        self.others = run_folder._MEMORY / others.name
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.communicate()
+
+
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A process with a folder and shared memory, and the memory's file."""
-    path = {**os.environ, "PYTHONPATH": str(Path(triton_vllm.__file__).parents[1])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDS_MEMORY, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path
-    )
-    assert process.stdout
-    name = process.stdout.readline().decode().strip()
-    assert name
-    memory = run_folder._MEMORY / name
+def holder(home: Path) -> Iterator[Holder]:
+    """A process with a folder."""
+    others = SharedMemory(create=True, size=4096)
+    holder = Holder(home, others)
     try:
-        yield process, memory
+        yield holder
     finally:
-        process.kill()
-        process.communicate()
-        memory.unlink(missing_ok=True)
+        holder.kill()
+        for path in holder.memory:
+            path.unlink(missing_ok=True)
+        others.close()
+        others.unlink()
 
 
-def test_a_process_that_lives_keeps_its_folder_and_memory(holder, tmp_path):
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The folder for temporary files."""
+    return tmp_path
+
+
+def folders(home: Path) -> list[Path]:
+    """Return the folders that are left."""
+    return list(home.glob("*vllm_env_run_*"))
+
+
+def exist(holder: Holder) -> list[bool]:
+    """Return which of a holder's files exist."""
+    return [path.exists() for path in holder.memory]
+
+
+def test_a_process_that_lives_keeps_its_folder_and_memory(holder, home):
     """Another start passes them over."""
-    _, memory = holder
-    sweep(tmp_path)
-    assert len(list(tmp_path.glob("*/memory"))) == 1
-    assert memory.exists()
+    sweep(home)
+    (folder,) = folders(home)
+    noted = json.loads((folder / "memory").read_text())
+    assert set(noted["names"]) == {path.name for path in holder.memory}
+    assert exist(holder) == [True, True]
 
 
-def test_what_a_killed_process_left_is_removed(holder, tmp_path):
-    """Its folder with sockets, and its shared memory."""
-    process, memory = holder
-    process.kill()
-    process.communicate()
-    assert memory.exists()
-    (folder,) = tmp_path.iterdir()
+def test_what_a_killed_process_left_is_removed(holder, home):
+    """Its folder with sockets, its shared memory and its semaphore; not what was there before."""
+    holder.kill()
+    assert exist(holder) == [True, True]
+    (folder,) = folders(home)
     (folder / "socket").touch()
-    sweep(tmp_path)
-    assert not list(tmp_path.iterdir())
-    assert not memory.exists()
+    sweep(home)
+    assert folders(home) == []
+    assert exist(holder) == [False, False]
+    assert holder.others.exists()
 
 
-def test_memory_that_another_process_still_uses_stays(holder, tmp_path):
+def test_memory_that_another_process_still_uses_stays_until_that_one_has_ended(holder, home):
     """A server goes on with its region when its model's process was killed."""
-    process, file = holder
-    memory = SharedMemory(file.name)
-    process.kill()
-    process.communicate()
-    sweep(tmp_path)
-    assert file.exists()
+    memory = SharedMemory(holder.memory[0].name)
+    holder.kill()
+    sweep(home)
+    assert exist(holder) == [True, False]
+    assert folders(home)
     memory.close()
-    memory.unlink()
+    sweep(home)
+    assert exist(holder) == [False, False]
+    assert folders(home) == []
 
 
-def test_memory_that_processes_of_another_container_may_use_stays(holder, tmp_path):
+def test_memory_that_triton_names_in_the_command_line_is_noted(home, monkeypatch):
+    """It is there before the process begins."""
+    memory = SharedMemory(create=True, size=4096)
+    try:
+        read = Path.read_bytes
+        given = f"stub\0{memory.name}\0".encode()
+        monkeypatch.setattr(Path, "read_bytes", lambda path: given if path.name == "cmdline" else read(path))
+        made = RunFolder(home)
+        assert memory.name in json.loads((made.path / "memory").read_text())["names"]
+        made.remove()
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_memory_that_processes_of_another_container_may_use_stays(holder, home):
     """They cannot be seen from here; the folder's lock shows that its own process has ended."""
-    process, memory = holder
-    (noted,) = tmp_path.glob("*/memory")
+    (folder,) = folders(home)
+    noted = folder / "memory"
     noted.write_text(json.dumps({**json.loads(noted.read_text()), "space": "another"}))
-    process.kill()
-    process.communicate()
-    sweep(tmp_path)
-    assert not list(tmp_path.iterdir())
-    assert memory.exists()
+    holder.kill()
+    sweep(home)
+    assert folders(home) == []
+    assert exist(holder) == [True, True]
 
 
-@pytest.mark.parametrize("text", [None, "", '{"space":'])
-def test_a_process_that_was_killed_during_its_load_is_no_obstacle(tmp_path, text):
-    """It has written nothing, or half of it."""
-    folder = tmp_path / "vllm_env_run_x"
+@pytest.mark.parametrize("text", [None, "", '{"space":', "{}", "[]", '{"space": "", "names": 1}'])
+def test_a_process_that_was_killed_during_its_load_is_no_obstacle(home, text):
+    """It has written nothing, half of it, or what another version wrote."""
+    folder = home / "vllm_env_run_x"
     folder.mkdir()
     if text is not None:
         (folder / "memory").write_text(text)
-    sweep(tmp_path)
-    assert not list(tmp_path.iterdir())
+    sweep(home)
+    assert folders(home) == []
 
 
-def test_a_folder_of_another_user_stays(tmp_path, monkeypatch):
+def test_a_folder_of_another_user_stays(home, monkeypatch):
     """The names in it could lead anywhere."""
-    folder = tmp_path / "vllm_env_run_x"
+    folder = home / "vllm_env_run_x"
     folder.mkdir()
-    (tmp_path / "vllm_env_run_link").symlink_to(folder)
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    sweep(tmp_path)
+    sweep(home)
     assert folder.is_dir()
 
 
-def test_a_link_is_not_followed(tmp_path):
+def test_a_link_is_not_followed(home):
     """It is removed by nobody, and neither is what it names."""
-    folder = tmp_path / "mine"
+    folder = home / "mine"
     folder.mkdir()
-    (tmp_path / "vllm_env_run_link").symlink_to(folder)
-    sweep(tmp_path)
-    assert folder.is_dir()
+    (folder / "memory").touch()
+    link = home / "vllm_env_run_link"
+    link.symlink_to(folder)
+    sweep(home)
+    assert link.is_symlink()
+    assert (folder / "memory").exists()
 
 
-def test_a_folder_is_locked_and_private_until_it_is_removed(tmp_path):
+def test_a_note_that_cannot_be_written_is_no_failure(home):
+    """The disk is full, or somebody has removed the folder."""
+    made = RunFolder(home)
+    shutil.rmtree(made.path)
+    made.note_memory()
+
+
+def test_a_folder_is_locked_and_private_until_it_is_removed(home):
     """And short enough for a socket, or it says that it is not."""
-    made = RunFolder(tmp_path)
+    made = RunFolder(home)
     assert made.path.stat().st_mode & 0o777 == 0o700
-    sweep(tmp_path)
+    sweep(home)
     assert made.path.is_dir()
     made.remove()
-    assert not list(tmp_path.iterdir())
-    (deep := tmp_path / ("d" * 107)).mkdir()
+    assert folders(home) == []
+    (deep := home / ("d" * 107)).mkdir()
     assert not RunFolder(deep).fits

@@ -171,6 +171,7 @@ OTHERS = [
     "shm-region-prefix-name", "MODEL_NAME", "MODEL_PATH", "MODEL_DIR", "MODEL_FILE", "LOG_DIRECTORY", "DATA_DIRECTORY",
     "CACHE_DIRECTORY", "LOG_LEVEL", "OWNER", "TEAM", "VERSION", "REVISION", "MAX_OUTPUTS", "MAX_NEW_TOKENS",
     "MAX_MODEL_LEN", "serving.kserve.io/version", "storageUri", "cost_center", "C",
+    "timeout_seconds", "chat_template_kwargs", "stream_interval", "image_bytes", "device_ids",
 ]  # fmt: skip
 
 

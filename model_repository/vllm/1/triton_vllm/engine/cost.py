@@ -18,7 +18,7 @@ _SETS = ("allowed_token_ids", "stop_token_ids")
 """The parameters that vLLM takes for sets."""
 
 
-def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
+def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: int = 0) -> None:
     """Refuse a request that would stop the others, and remove repetitions from its lists of ids.
 
     Args:
@@ -26,6 +26,7 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
         prompt: as ``add_request`` takes it. Each byte of a text may be a token.
         limits: the model's limits.
         room: tokens of a prompt and its answer together. 0 means unknown.
+        vocabulary: tokens that the model knows. 0 means unknown.
 
     Raises:
         InvalidRequestError: the request costs more than a limit allows. The text has the limit.
@@ -47,14 +48,17 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
         refuse_above(limits.max_token_ids, len(ids) * completions, what, "token ids")
     # 2) Log probabilities. vLLM makes an object of about 200 bytes for each, in the event loop that
     # serves all requests. Each completion has its own, also of the prompt.
-    prompt_tokens = _tokens(prompt, room)
-    for_each = max(getattr(params, "logprobs", None) or 0, sizes.get("logprob_token_ids", 0))
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+    prompt_tokens = _most_tokens(prompt, room) if ids is None else len(ids)
+    for_each = _for_each(params, "logprobs", vocabulary)
+    for_each = max(for_each, sizes.get("logprob_token_ids", 0))
     # An answer ends at the model's length, whatever the request asks for.
     tokens = getattr(params, "max_tokens", None)
     if room:
-        left = max(room - prompt_tokens, 0)
+        # A text may have fewer tokens, and leave more room.
+        left = room if ids is None else max(room - len(ids), 0)
         tokens = min(tokens or left, left)
-    of_prompt = prompt_tokens * (getattr(params, "prompt_logprobs", None) or 0)
+    of_prompt = prompt_tokens * _for_each(params, "prompt_logprobs", vocabulary)
     rows = getattr(params, "prompt_logprob_token_ids", None)
     if rows is not None:
         of_prompt += sum(map(len, rows))
@@ -67,13 +71,15 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int) -> None:
     )
 
 
-def _tokens(prompt: Any, room: int) -> int:
-    """Return how many tokens a prompt has, or at most has if vLLM tokenizes it later."""
-    if isinstance(prompt, Mapping):
-        ids = prompt.get("prompt_token_ids")
-        if ids is not None:
-            return len(ids)
-        prompt = prompt.get("prompt")
-    # Before 0.20, vLLM tokenizes a text only when it takes the request.
-    most = len(prompt.encode()) if isinstance(prompt, str) else 0
+def _for_each(params: Any, name: str, vocabulary: int) -> int:
+    """Return the log probabilities for each token."""
+    asked: int = getattr(params, name, None) or 0
+    # -1 means all tokens of the vocabulary.
+    return vocabulary if asked < 0 else asked
+
+
+def _most_tokens(prompt: Any, room: int) -> int:
+    """Return the most tokens of a prompt that vLLM tokenizes later, as it does before 0.20."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    most = len(text.encode()) if isinstance(text, str) else 0
     return min(most, room) if room else most

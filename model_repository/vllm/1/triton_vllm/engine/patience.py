@@ -13,42 +13,48 @@ import psutil
 from triton_vllm import vllm_api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 STEP_S = 2.0
 """From one look at the engine's processes to the next, s."""
 _BUSY = 0.05
 """The share of one core above which the engine counts as working."""
+# On a busy machine, a process may wait so long for a processor that it uses hardly any.
+_AT_WORK = {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP}
 
 
 def worked_seconds() -> float:
     """Return the processor time of the engine and all its processes, s.
 
-    Infinity means that they work or may work, and use no processor: a GPU computes, a process waits
-    for a disk, or this process has not started them.
+    Infinity means that they may work, whatever processor time they use: one waits for a processor
+    or a disk, a GPU computes, or this process has not started them.
     """
-    engines = multiprocessing.active_children()
-    if not engines or vllm_api.devices_compute():
-        return math.inf
-    total = 0.0
-    for engine in engines:
-        try:
-            root = psutil.Process(engine.pid)
-            for process in (root, *root.children(recursive=True)):
-                state = process.status()
-                # Nothing that the others do helps: workers poll for ever for a stopped EngineCore.
-                if state == psutil.STATUS_STOPPED:
-                    return 0.0
-                if state == psutil.STATUS_DISK_SLEEP:
-                    return math.inf
-                times = process.cpu_times()
-                # The time of children that have ended, such as compilers, is their parent's.
-                own = times.user + times.system
-                total += own + times.children_user + times.children_system
-        # It has just ended, or the kernel does not show it.
-        except psutil.Error:
+    try:
+        processes = list(_processes())
+        states = {process.status() for process in processes}
+        # Nothing that the others do helps: workers poll for ever for a stopped EngineCore.
+        if psutil.STATUS_STOPPED in states:
+            return 0.0
+        if not processes or states & _AT_WORK or vllm_api.devices_compute():
             return math.inf
-    return total
+        return sum(map(_seconds, processes))
+    # One has just ended, or the kernel does not show it.
+    except psutil.Error:
+        return math.inf
+
+
+def _processes() -> Iterator[psutil.Process]:
+    for engine in multiprocessing.active_children():
+        root = psutil.Process(engine.pid)
+        yield root
+        yield from root.children(recursive=True)
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    # The time of children that have ended, such as compilers, is their parent's.
+    ended: float = times.children_user + times.children_system
+    return float(times.user + times.system) + ended
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,8 @@ class Runner:
                 prompt, params = await self._prompter.make_pair(llm, part, params)
             else:
                 prompt = await self._prompter.make(llm, part)
-            bound_cost(params, prompt, self._limits, self._facts.max_tokens)
+            facts = self._facts
+            bound_cost(params, prompt, self._limits, facts.max_tokens, facts.vocabulary)
             if getattr(params, "min_tokens", 0):
                 bound_minimum(params, prompt, self._facts.max_tokens)
             options = {"priority": request.priority, **job.options}

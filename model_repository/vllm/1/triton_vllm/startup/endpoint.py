@@ -39,37 +39,41 @@ class HttpEndpoint:
     def __init__(self, server: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = server
         self._clock = clock
-        self._addresses: list[Address] = []
+        # The refusals of each address, since its last answer.
+        self._refusals: dict[Address, int] = {}
         self._next_search = 0.0
-        self._refusals = 0
+        self._is_complete = False
 
     def is_closing(self) -> bool:
         """Return whether the endpoint has answered before and now refuses; asks it once."""
-        if not self._addresses:
+        if not self._is_complete:
             self._search()
-            return False
-        answers = [is_answered(address) for address in self._addresses]
-        # An answer that has not come in time says nothing.
-        if False in answers:
-            # Another program may have taken the port of an endpoint that is gone.
-            still_there = set(self._addresses) & set(listening(self._server))
-            self._refusals += bool(still_there)
-        elif None not in answers:
-            self._refusals = 0
-        return self._refusals >= REFUSALS
+        places = listening(self._server)
+        for address, refusals in self._refusals.items():
+            answer = is_answered(address)
+            # An answer that has not come in time says nothing. Nor does a refusal on a port that
+            # another server shares, or has taken from an endpoint that is gone.
+            if answer:
+                self._refusals[address] = 0
+            elif answer is False and places.count(address) == 1:
+                self._refusals[address] = refusals + 1
+        return any(refusals >= REFUSALS for refusals in self._refusals.values())
 
     def _search(self) -> None:
         # The server opens its ports only after it has loaded the models of its start.
-        if self._clock() >= self._next_search:
-            self._next_search = self._clock() + SEARCH_S
-            places = listening(self._server)
-            # With --reuse-http-port several servers share a port, and one that ends would refuse
-            # connections that this server might have answered.
-            own = [place for place in places if places.count(place) == 1]
-            answers = {place: is_answered(place) for place in own}
-            # A busy endpoint may not answer in time. So this search counts only if each place did.
-            if None not in answers.values():
-                self._addresses = [place for place in own if answers[place]]
+        if self._clock() < self._next_search:
+            return
+        self._next_search = self._clock() + SEARCH_S
+        places = listening(self._server)
+        # With --reuse-http-port several servers share a port, and one that ends would refuse
+        # connections that this server might have answered.
+        own = [place for place in places if places.count(place) == 1]
+        answers = {place: is_answered(place) for place in own}
+        for place, answer in answers.items():
+            if answer:
+                self._refusals.setdefault(place, 0)
+        # A busy endpoint may not answer in time. Then there is another search.
+        self._is_complete = bool(self._refusals) and None not in answers.values()
 
 
 def is_answered(address: Address) -> bool | None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # 0.75 takes FLGHT for FLIGHT and TOOKS for TOOLS, but not OUTPUTS for INPUTS or LOG for LORA.
 _WORDS_ALIKE = 0.75
 """From this ratio of difflib on, one word is the other one with a typing error."""
-_NAMES_ALIKE = 0.9
+_NAMES_ALIKE = 0.91
 """Above this ratio, the same for whole names without separators: words may be joined or split."""
 
 
@@ -20,7 +20,7 @@ def meant(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that ``name`` misspells, or None if it is another program's name.
 
     These are misspellings: other separators or case, typing errors, abbreviated words (``LORA_DIR``
-    and ``ENGINE_TIMEOUT_S``), and a missing word (``ENGINE_TIMEOUT``).
+    and ``ENGINE_TIMEOUT_S``), and a missing word (``ENGINE_TIMEOUT``), but not the first one.
     """
     words = _words(name)
     near = [other for other in known if _is_near(words, _words(other))]
@@ -39,7 +39,8 @@ def _is_near(words: list[str], ours: list[str]) -> bool:
         return all(map(_are_alike, words, ours))
     # So does one word with MAX: other programs have a MAX_TOKENS of their own.
     telling = [word for word in words if word != "MAX"]
-    shorter = [ours[:place] + ours[place + 1 :] for place in range(len(ours))]
+    # Without its first word, such as ENGINE in ENGINE_TIMEOUT_SECONDS, it may be anybody's.
+    shorter = [ours[:place] + ours[place + 1 :] for place in range(1, len(ours))]
     return len(telling) > 1 and words in shorter
 
 

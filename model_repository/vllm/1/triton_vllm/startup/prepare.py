@@ -166,8 +166,10 @@ def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None
         return None
     # This handler runs before the one that ends the process.
     atexit.register(made.remove)
-    # vLLM gives the variable to its workers on other machines, which lack the folder.
-    if made.fits and devices.is_on_one_machine(arguments):
+    # vLLM gives the variable to its workers on other machines, which lack the folder. And the
+    # sockets of connectors have longer names.
+    elsewhere = not devices.is_on_one_machine(arguments) or arguments.get("kv_transfer_config")
+    if made.fits and not elsewhere:
         os.environ.setdefault(run_folder.VARIABLE, str(made.path))
     return made
 

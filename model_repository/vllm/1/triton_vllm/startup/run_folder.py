@@ -7,6 +7,7 @@ So each start removes what starts before it have left, unless a process still us
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ VARIABLE = "VLLM_RPC_BASE_PATH"
 LONGEST_FOLDER = 107 - len("/") - 36
 """The most bytes of the folder's path: a Unix socket's path has 107, and vLLM's names have 36."""
 _NAME = "vllm_env_run_"
+_NOTE = "memory"
 _MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
 
 
@@ -44,10 +46,16 @@ class RunFolder:
     """
 
     def __init__(self, home: Path) -> None:
+        # Files that exist already are not vLLM's, but for the memory that Triton names in the
+        # command line of this process.
+        command = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+        given = {os.fsdecode(argument) for argument in command}
+        self._others = {path.name for path in _files()} - given
         # Renamed after it is locked, so that no other start removes it in between.
         staged = Path(tempfile.mkdtemp(prefix=f".{_NAME}", dir=home))
-        self._lock = locks.take(staged / "lock")
+        self._lock = _lock(staged)
         self.path = staged.rename(home / staged.name.removeprefix("."))
+        self.note_memory()
 
     @property
     def fits(self) -> bool:
@@ -56,9 +64,12 @@ class RunFolder:
 
     def note_memory(self) -> None:
         """Write down the shared memory that this process and its children use."""
-        names = _used([os.getpid(), *_children()])
+        used = _used([os.getpid(), *_children()])
+        names = {path.name for path in used} - self._others
         text = json.dumps({"space": process_space(), "names": sorted(names)})
-        (self.path / "memory").write_text(text, encoding="utf-8")
+        # Without the note, only a kill leaves something behind.
+        with contextlib.suppress(OSError):
+            (self.path / _NOTE).write_text(text, encoding="utf-8")
 
     def remove(self) -> None:
         """Remove the folder, because this process ends."""
@@ -78,27 +89,43 @@ def sweep(home: Path) -> None:
             # Another user could have put anything into it.
             if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
                 continue
-            lock = locks.take(folder / "lock")
+            lock = _lock(folder)
             try:
-                _remove_memory(folder / "memory")
-                shutil.rmtree(folder, ignore_errors=True)
+                if _remove_memory(folder / _NOTE):
+                    shutil.rmtree(folder, ignore_errors=True)
             finally:
                 locks.free(lock)
 
 
-def _remove_memory(file: Path) -> None:
-    # Without a file, the process was killed during its load. If it was written half, nothing is
-    # known either.
+def _lock(folder: Path) -> int:
+    """Lock a folder; programs that clean up /tmp, such as systemd-tmpfiles, keep a locked one."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        noted = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_memory(note: Path) -> bool:
+    """Remove what a note names and nobody uses; return False if somebody uses some of it."""
+    # The process may have been killed before it has written a note, or while it wrote.
+    try:
+        noted = json.loads(note.read_text(encoding="utf-8"))
+        space = noted["space"]
+        names = set(noted["names"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
     # The processes of another container that shares the memory cannot be seen from here.
-    if noted["space"] != process_space():
-        return
-    for name in set(noted["names"]) - _used(psutil.pids()):
-        with contextlib.suppress(OSError):
-            (_MEMORY / name).unlink()
+    if space != process_space() or not names:
+        return True
+    used = {path.name for path in _used(psutil.pids())}
+    for path in _files():
+        if path.name in names - used:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return not names & used
 
 
 def _children() -> Iterator[int]:
@@ -107,15 +134,29 @@ def _children() -> Iterator[int]:
             yield child.pid
 
 
-def _used(processes: Iterable[int]) -> set[str]:
-    """Return the names of the shared memory that processes have in their address space."""
-    found = set()
+def _files() -> list[Path]:
+    """Return the files of shared memory."""
+    with contextlib.suppress(OSError):
+        return [path for path in _MEMORY.iterdir() if path.is_file()]
+    return []
+
+
+def _used(processes: Iterable[int]) -> list[Path]:
+    """Return the files of shared memory that processes have in their address space."""
+    # A semaphore got its name after it was mapped, and the kernel shows the name that it had then.
+    # So files are compared by their numbers.
+    numbers = set()
     for process in processes:
         # It may have ended, or belong to another user.
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{process}/maps").read_text(encoding="utf-8").splitlines():
+            for line in Path(f"/proc/{process}/maps").read_bytes().split(b"\n"):
                 # proc_pid_maps(5): address, permissions, offset, device, inode, path
-                path = Path(line.split(maxsplit=5)[-1])
-                if path.parent == _MEMORY and not path.name.endswith(" (deleted)"):
-                    found.add(path.name)
+                fields = line.split(maxsplit=5)
+                if len(fields) > 5 and fields[5].startswith(b"/dev/shm/"):
+                    numbers.add(int(fields[4]))
+    found = []
+    for path in _files():
+        with contextlib.suppress(OSError):
+            if path.stat().st_ino in numbers:
+                found.append(path)
     return found
