@@ -36,6 +36,7 @@ class BuildResult:
         rebuilt: whether the build published something.
         triton: the Triton that can serve it.
         smoke: the smoke run's result; None without a smoke run.
+        unserved: why there was no smoke run although the request allows one; else empty.
         warmed: the filled caches of vLLM; None without ``--warm``.
     """
 
@@ -44,6 +45,7 @@ class BuildResult:
     rebuilt: bool
     triton: TritonRoot
     smoke: SmokeResult | None = None
+    unserved: str = ""
     warmed: Warmed | None = None
 
 
@@ -58,6 +60,8 @@ def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
             report.debug(f"removed {folder}, left by a build that was killed")
         plan = make_plan(workspace, request)
         assert plan.lock  # noqa: S101 - only a dry run may not know it
+        if plan.unserved:
+            request = dataclasses.replace(request, smoke=False)
         return _Build(workspace, request, plan, plan.lock).run()
 
 
@@ -86,6 +90,7 @@ class _Build:
                 rebuilt=False,
                 triton=self.plan.triton,
                 smoke=smoke,
+                unserved=self.plan.unserved,
             )
         else:
             result = self._rebuild()
@@ -133,7 +138,12 @@ class _Build:
             keep.update(workspace.cache.path("warm").glob("*"))
         workspace.cache.evict(keep)
         return BuildResult(
-            model=model, manifest=manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke
+            model=model,
+            manifest=manifest,
+            rebuilt=True,
+            triton=self.plan.triton,
+            smoke=smoke,
+            unserved=self.plan.unserved,
         )
 
     def _prefix(self) -> Prefix:

@@ -33,6 +33,7 @@ class Stages:
     key: str = "k"
     profile: str = "cpu"
     fails: str = ""
+    unserved: str = ""
     hub: bool = True
     cached: bool = True
     error: BaseException = field(default_factory=lambda: VllmEnvError("It failed."))
@@ -56,7 +57,7 @@ class Stages:
         spec = replace(lock.spec, profile=self.profile)
         triton = TritonRoot(self.folder / "triton", "24.10", rules_of("24.10"), {"3.11": stub})
         planned = StubPlan(triton, "3.11.7", StubOptions(), stub)
-        return Plan(spec, triton, replace(lock, spec=spec), planned, self.key)
+        return Plan(spec, triton, replace(lock, spec=spec), planned, self.key, self.unserved)
 
     def make_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...], triton: Path) -> Prefix:
         """A prefix with an interpreter."""

@@ -49,6 +49,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
             result = build(workspace, request)
         answers = result.smoke.answers if result.smoke else ()
         facts["smoke_run"] = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
+        facts["not_served"] = result.unserved
         lines += [f"{prompt!r} -> {answer!r}" for prompt, answer in answers]
         lines.append(
             f"{request.model_folder}: adopted from {source}, "

@@ -82,6 +82,7 @@ def _facts(result: BuildResult) -> dict[str, object]:
         "rebuilt": result.rebuilt,
         # A program that reads this needs the keys also if nothing was served.
         "smoke_run": None,
+        "not_served": result.unserved,
         "warm": None,
         "manifest": dataclasses.asdict(result.manifest),
     }
@@ -113,6 +114,8 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
         "layout": request.layout.name,
         "key": plan.key or UNKNOWN,
     }
+    if plan.unserved:
+        facts["smoke_run"] = f"not served here: {plan.unserved}"
     if request.warm:
         model = request.model_folder
         facts["warm"] = (

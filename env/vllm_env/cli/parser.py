@@ -174,7 +174,9 @@ def build_parser() -> CommandParser:
         "build nothing and write only to .tools/; "
         "say what would be done, the bytes to fetch and the space",
     )
-    _add_flag(run, "--no-smoke-run", "neither serve nor query the result")
+    smoke = run.add_mutually_exclusive_group()
+    _add_flag(smoke, "--smoke-run", "serve and query the result also if nothing has changed")
+    _add_flag(smoke, "--no-smoke-run", "neither serve nor query the result")
     run.add_argument(
         "--smoke-model",
         metavar="MODEL",

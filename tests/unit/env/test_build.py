@@ -259,6 +259,21 @@ def test_a_gpu_serves_what_is_built_for_one(
     assert stages.served[-1].gpu is used
 
 
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_what_cannot_be_served_here_is_published_all_the_same(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, rebuilt: bool
+) -> None:
+    """Verified as ever, and the result says why it was not served; no stand-in is made for it."""
+    if not rebuilt:
+        build_all(workspace, request_)
+        stages.called.clear()
+    stages.unserved = "no GPU"
+    result = build_all(workspace, request_)
+    assert (result.rebuilt, result.smoke, result.unserved) == (rebuilt, None, "no GPU")
+    assert stages.called == (["plan", "prefix", "stub", "archive", "verify", "publish"] if rebuilt else ["plan"])
+    assert (result.model / "vllm_env.json").is_file()
+
+
 def test_the_log_of_an_earlier_smoke_run_is_gone(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
     """A message that names it must not lead to another server's lines."""
     log = workspace.cache.path("smoke-server.log")

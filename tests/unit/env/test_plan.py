@@ -6,7 +6,7 @@ import errno
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -204,6 +204,36 @@ def test_warming_for_a_gpu_needs_one(workspace: Workspace, planned: BuildRequest
     with pytest.raises(VllmEnvError, match="--warm: this machine has no GPU") as caught:
         make_plan(workspace, replace(planned, profile="cuda", warm=True))
     assert "--gpus all" in caught.value.remedy
+
+
+@pytest.mark.usefixtures("nothing_long")
+@pytest.mark.parametrize(
+    ("options", "named"), [({"smoke_again": True}, "--smoke-run"), ({"smoke_model": "opt"}, "--smoke-model")]
+)
+def test_a_smoke_run_that_was_asked_for_needs_its_gpu_before_any_work(
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], named: str
+) -> None:
+    """Not even a Triton is fetched."""
+    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    monkeypatch.setattr(module, "find_triton", lambda *_: pytest.fail("a Triton is looked for"))
+    with pytest.raises(VllmEnvError, match=f"{named}: this machine has no GPU") as caught:
+        make_plan(workspace, replace(planned, profile="cuda", smoke=True, **options))
+    assert f"omit {named}" in caught.value.remedy
+
+
+@pytest.mark.usefixtures("lock")
+@pytest.mark.parametrize(("profile", "gpu", "unserved"), [("cuda", False, "no GPU"), ("cuda", True, ""), ("cpu", False, "")])
+def test_a_machine_without_a_gpu_builds_for_one_and_does_not_serve(
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, profile: str, gpu: bool, unserved: str
+) -> None:
+    """So its /tmp may be small and its loopback interface down. Nothing is unserved that was not to be served."""
+    monkeypatch.setattr(module, "has_gpu", lambda: gpu)
+    checked: list[str] = []
+    monkeypatch.setattr(module, "_check_server", lambda _request, profile: checked.append(profile))
+    request = replace(planned, profile=profile, smoke=True)
+    assert make_plan(workspace, request).unserved == unserved
+    assert checked == ([] if unserved else [profile])
+    assert make_plan(workspace, replace(request, smoke=False)).unserved == ""
 
 
 @pytest.mark.usefixtures("lock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -44,6 +45,7 @@ def _run(*arguments: object) -> int:
         (["--vllm"], "--vllm"),
         (["--profile", "tpu"], "tpu"),
         (["--layout", "zip"], "zip"),
+        (["--smoke-run", "--no-smoke-run"], "Argument --no-smoke-run: not allowed with argument --smoke-run."),
         (["--locked", "--upgrade"], "Argument --upgrade: not allowed with argument --locked."),
         (["--jobs", "-3"], "'-3' is not a number of 0 or more"),
         (["--wheelhouse", "/nonexistent"], "--wheelhouse /nonexistent is not a folder"),
@@ -162,6 +164,31 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
     ]
 
 
+def test_a_build_without_a_gpu_ends_with_why_it_was_not_served(
+    built: BuildResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is a success, and the model is for another machine; a program reads the reason, too."""
+    unserved = dataclasses.replace(built, smoke=None, warmed=None, unserved="no GPU")
+    monkeypatch.setattr("vllm_env.cli.main.build", lambda *_, **__: unserved)
+    assert _run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{built.model}: built, vLLM 0.32.0 for Triton 24.10"
+    assert lines[-1] == "not served here: no GPU"
+    assert _run("--json") == 0
+    assert json.loads(capsys.readouterr().out)["not_served"] == "no GPU"
+
+
+def test_a_dry_run_without_a_gpu_says_that_nothing_would_be_served(
+    locked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And asks for no space in /tmp."""
+    monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
+    assert _run(*locked, "--profile", "cuda", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["smoke_run"] == "not served here: no GPU"
+    assert "/tmp" not in facts["bytes_needed"]
+
+
 @pytest.mark.usefixtures("built")
 def test_what_to_type_next_works_where_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -214,6 +241,7 @@ def test_json_of_a_build_has_all_of_it(built: BuildResult, capsys: pytest.Captur
         "model": str(built.model),
         "rebuilt": True,
         "smoke_run": [{"prompt": "Hello", "answer": " there"}],
+        "not_served": "",
         "warm": {"folder": str(built.model / "vllm_cache"), "bytes": 2_000_000},
         "manifest": json.loads(built.manifest.to_json()),
     }
