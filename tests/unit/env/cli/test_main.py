@@ -139,7 +139,8 @@ def test_a_dry_run_builds_no_wheel(locked: list[str], tmp_path: Path, capsys: py
 def built(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildResult:
     """What a build that was served and warmed returns; none is run."""
     model = tmp_path / "models" / "vllm"
-    smoke = SmokeResult(("model vllm", "PASS: vLLM example"), (("Hello", " there"),), 2.0, {})
+    answers = (("Hello", " there"),)
+    smoke = SmokeResult(("model vllm", "PASS: vLLM example"), answers, 2.0, {}, "2026-01-02T03:04:05+00:00")
     warmed = Warmed(model / "vllm_cache", 3, 2_000_000, 4.0)
     triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
     result = BuildResult(model, manifest, rebuilt=True, triton=triton, smoke=smoke, warmed=warmed)
@@ -161,6 +162,22 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
         "Next:",
         f"  {tmp_path}/triton/bin/tritonserver --model-store={tmp_path}/models",
         f"  {shlex.quote(sys.executable)} client/client.py --iterations 10",
+    ]
+
+
+def test_answers_of_an_earlier_run_have_its_date(
+    built: BuildResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are the same lines, after one that says when they were given."""
+    assert built.smoke
+    recalled = dataclasses.replace(built, smoke=dataclasses.replace(built.smoke, recalled=True), rebuilt=False)
+    monkeypatch.setattr("vllm_env.cli.main.build", lambda *_, **__: recalled)
+    assert _run() == 0
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "the smoke run of 2026-01-02T03:04:05+00:00 (--smoke-run repeats it):",
+        "'Hello' -> ' there'",
+        "PASS: vLLM example",
+        f"{built.model}: unchanged, vLLM 0.32.0 for Triton 24.10",
     ]
 
 
@@ -241,6 +258,7 @@ def test_json_of_a_build_has_all_of_it(built: BuildResult, capsys: pytest.Captur
         "model": str(built.model),
         "rebuilt": True,
         "smoke_run": [{"prompt": "Hello", "answer": " there"}],
+        "served_at": "2026-01-02T03:04:05+00:00",
         "not_served": "",
         "warm": {"folder": str(built.model / "vllm_cache"), "bytes": 2_000_000},
         "manifest": json.loads(built.manifest.to_json()),
