@@ -55,7 +55,7 @@ class BuildRequest:
     triton_root: Path | None = None
     stub: StubMode = "auto"
     stub_options: StubOptions = field(default_factory=StubOptions)
-    layout: Layout = LAYOUTS["archive"]
+    layout: Layout = LAYOUTS["parts"]
     repository: Path = PLACE / "model_repository"
     model: str = "vllm"
     lock: LockOptions = field(default_factory=LockOptions)
@@ -267,6 +267,6 @@ def _check_server(request: BuildRequest, profile: str) -> None:
         request.layout.extracted_space(profile),
         f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
         remedy="Free some space in /tmp or mount a larger file system there "
-        "(Triton extracts nowhere else); --layout directory needs none, "
+        "(Triton extracts nowhere else); --layout parts needs little, "
         "and --no-smoke-run leaves it to the server that will load the model.",
     )

@@ -157,8 +157,8 @@ def build_parser() -> CommandParser:
     place.add_argument(
         "--layout",
         choices=NAMES,
-        default="archive",
-        help="archive (default), one file; parts, which the first start unpacks on all cores; "
+        default="parts",
+        help="parts (default), which the first start unpacks on all cores; archive, one file; "
         "or directory, unpacked",
     )
     _add_path(place, "--model-repository", "DIR", _REPOSITORY)

@@ -169,9 +169,14 @@ def require_usable(place: str) -> None:
         raise PermissionError(f"user {os.geteuid()} may not write there")
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
         raise PermissionError("it is mounted noexec, and libraries are run from there")
-    name = _NETWORKS.get(_file_system(place))
-    if name:
-        raise PermissionError(f"it is on a network file system ({name})")
+    network = network_of(place)
+    if network:
+        raise PermissionError(f"it is on a network file system ({network})")
+
+
+def network_of(place: str) -> str:
+    """Return the name of the network file system that a place is on; "" if it is on another one."""
+    return _NETWORKS.get(_file_system(place), "")
 
 
 def _file_system(place: str) -> int:

@@ -258,13 +258,13 @@ def test_space_for_tritons_extraction_is_asked_for_first(
     """In /tmp, whatever TMPDIR is; the message names what needs it and the ways out."""
     monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 10**18})
     with pytest.raises(VllmEnvError, match=f"Triton's extraction for {purpose} needs 1000000000.0 GB in /tmp") as caught:
-        make_plan(workspace, replace(planned, smoke=smoke, warm=warm))
-    assert "--layout directory" in caught.value.remedy
+        make_plan(workspace, replace(planned, layout=LAYOUTS["archive"], smoke=smoke, warm=warm))
+    assert "--layout parts" in caught.value.remedy
     assert "--no-smoke-run" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("lock")
-@pytest.mark.parametrize(("smoke", "layout"), [(True, "directory"), (False, "archive")])
+@pytest.mark.parametrize(("smoke", "layout"), [(True, "directory"), (True, "parts"), (False, "archive")])
 def test_nothing_is_extracted_here_without_a_server_or_an_archive(
     workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, layout: str
 ) -> None:

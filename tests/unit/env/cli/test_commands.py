@@ -115,7 +115,11 @@ def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
     """A machine with a small /tmp and no GPU, which refuses the build, is good enough to download on."""
     monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
     monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cuda": 10**18, "cpu": 10**18})
-    for options in (["--profile", "cuda", "--warm"], ["--profile", "cuda", "--smoke-run"], ["--profile", "cpu"]):
+    for options in (
+        ["--profile", "cuda", "--warm"],
+        ["--profile", "cuda", "--smoke-run"],
+        ["--profile", "cpu", "--layout", "archive"],
+    ):
         assert _run(*locked, *options) == 1
         assert _run("wheelhouse", tmp_path / "house", *locked, *options) == 0, capsys.readouterr().err
     assert "No space: Triton's extraction for the smoke run" in capsys.readouterr().err

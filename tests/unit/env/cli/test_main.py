@@ -88,7 +88,7 @@ def test_a_wrong_spec_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As lines for a user, and as JSON for a program; nothing is made."""
-    options = [*locked, "--profile", "cpu", "--no-smoke-run", "--warm"]
+    options = [*locked, "--profile", "cpu", "--layout", "archive", "--no-smoke-run", "--warm"]
     assert _run(*options) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert _run(*options, "--json") == 0
