@@ -67,6 +67,9 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     }
     if parts := manifest.parts:
         facts["parts"] = f"{len(parts)}, {sum(part.size for part in parts) / 1e6:.0f} MB"
+    # The size of a volume for it.
+    if packed.unpacked:
+        facts["unpacked"] = f"{packed.unpacked / 1e9:.1f} GB"
     facts["lock"] = manifest.lock_digest[:16]
     facts["built"] = f"{manifest.built_at} by {manifest.built_by}"
     for name, value in facts.items():
