@@ -83,6 +83,16 @@ def test_smoke_run_ends_with_the_answers_and_what_it_names_next_works(published:
     assert asked.stdout.endswith("PASS: vLLM example\n"), asked.stderr
 
 
+def test_a_second_build_prints_the_answers_without_serving(published: Published) -> None:
+    """Those of the first one, under its date; the running server has changed nothing that they depend on."""
+    done = run_build("--model-repository", str(published.repository))
+    assert done.returncode == 0, done.stderr
+    dated, *lines = done.stdout.splitlines()
+    assert dated.startswith("the smoke run of 20")
+    assert lines[:5] == published.stdout[:5]
+    assert "smoke run …" not in done.stderr
+
+
 def test_what_was_built_is_what_serves(published: Published) -> None:
     """vLLM's modules come from the environment that the smoke run's server has unpacked, and the next one uses."""
     assert generate(published.server.http_url, {"text_input": "The capital of France is"})[0] == 200
