@@ -59,6 +59,7 @@ def published(built_repository: Path, session_folder: Path) -> Iterator[Publishe
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nothing listens there
         patch.setenv("HF_HOME", str(folder / "no models"))
+        patch.setenv("VLLM_ENV_UNPACKED", str(folder / "unpacked"))  # the home is that of all tests
         done = run_build("--model-repository", str(copy))
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
@@ -98,7 +99,7 @@ def test_what_was_built_is_what_serves(published: Published) -> None:
     assert generate(published.server.http_url, {"text_input": "The capital of France is"})[0] == 200
     loaded = libraries_of(published.server, "libtorch_cpu.so")
     assert loaded
-    assert all(Path(path).is_relative_to(Path.home() / ".cache/vllm_env/unpacked") for path in loaded)
+    assert all(Path(path).is_relative_to(published.repository.parent / "unpacked") for path in loaded)
     assert "the environment is unpacked in" in published.server.log.read_text(errors="replace")
 
 
