@@ -6,7 +6,9 @@ from pathlib import Path
 from vllm_env.base import report
 from vllm_env.base.errors import UsageError
 from vllm_env.base.filesystem import (
+    give,
     give_tree,
+    let_read,
     make_readable,
     owner_of,
     require_space,
@@ -50,7 +52,10 @@ def unpack(model: Path, manifest: Manifest, folder: Path) -> Path:
             if not existed:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        folder.chmod(0o755)
+        # A folder that was there keeps its mode: it may belong to another user.
+        if not existed:
+            let_read(folder)
+            give(folder, owner)
         report.step(str(folder))
     return folder
 

@@ -120,12 +120,13 @@ def test_it_is_the_whole_environment_for_every_user_and_place(
 
 
 def test_an_empty_folder_may_be_there(model: Model, tmp_path: Path) -> None:
-    """As the mount point of a volume is; it stays the same folder."""
+    """As the mount point of a volume is; it stays the same folder, with its mode."""
     target = tmp_path / "volume"
     target.mkdir()
-    before = target.stat().st_ino
+    target.chmod(0o700)
+    before = target.stat()
     assert model.unpack(target) == 0
-    assert target.stat().st_ino == before
+    assert (target.stat().st_ino, target.stat().st_mode) == (before.st_ino, before.st_mode)
     assert os.access(target / "bin/python", os.X_OK)
     assert not [path for path in target.iterdir() if path.name.startswith(".")]
 
