@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vllm_env.base import report
 from vllm_env.base.filesystem import file_sha256, write_whole
-from vllm_env.base.workspace import CHECKOUT, Workspace
+from vllm_env.base.workspace import Workspace
 from vllm_env.layout.layout import Packed
 from vllm_env.lock.pylock import Lock
 from vllm_env.model.manifest import Manifest, adopted_from, describe_build, render_sbom
@@ -16,6 +16,7 @@ from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.serve.leftovers import server_runs
+from vllm_env.serve.proof import CLIENT, PROMPTS, Subject, content_of, recall, remember
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
@@ -36,6 +37,7 @@ class BuildResult:
         rebuilt: whether the build published something.
         triton: the Triton that can serve it.
         smoke: the smoke run's result; None without a smoke run.
+        unserved: why there was no smoke run although the request allows one; else empty.
         warmed: the filled caches of vLLM; None without ``--warm``.
     """
 
@@ -44,6 +46,7 @@ class BuildResult:
     rebuilt: bool
     triton: TritonRoot
     smoke: SmokeResult | None = None
+    unserved: str = ""
     warmed: Warmed | None = None
 
 
@@ -58,6 +61,8 @@ def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
             report.debug(f"removed {folder}, left by a build that was killed")
         plan = make_plan(workspace, request)
         assert plan.lock  # noqa: S101 - only a dry run may not know it
+        if plan.unserved:
+            request = dataclasses.replace(request, smoke=False)
         return _Build(workspace, request, plan, plan.lock).run()
 
 
@@ -78,14 +83,14 @@ class _Build:
             report.note(f"{target} is up to date; nothing to build")
             # The model needs this file, and the user may have removed it.
             write_engine_args(TEMPLATE, target)
-            smoke = self._smoke_again(target) if self.request.smoke else None
-            self._offer_standin(target, smoke)
+            smoke = self._prove_again(target, published) if self.request.smoke else None
             result = BuildResult(
                 model=target,
                 manifest=published,
                 rebuilt=False,
                 triton=self.plan.triton,
                 smoke=smoke,
+                unserved=self.plan.unserved,
             )
         else:
             result = self._rebuild()
@@ -116,16 +121,19 @@ class _Build:
         )
         self._verify(stub, packed)
         smoke = None
+        served = {}
         if request.smoke:
             # It serves a staged copy, so that a model that fails is not published.
             with workspace.cache.staging() as staging:
                 candidate = staging / request.model
                 stage_candidate(built, request.model_folder, request.template, candidate)
+                served = content_of(candidate)
                 smoke = self._smoke(candidate, prefix)
         with report.stage("publish"):
             model = publish(workspace, built, request.repository, request.model, request.template)
             report.step(str(model))
-        self._offer_standin(model, smoke)
+        if smoke:
+            self._keep_proof(model, manifest, smoke, served)
         keep = {prefix.path.parent, packed.path}
         # A server marks its copy of vLLM's caches as used only when it starts. Weeks later, vLLM
         # still reads a file there when it meets a new shape.
@@ -133,7 +141,12 @@ class _Build:
             keep.update(workspace.cache.path("warm").glob("*"))
         workspace.cache.evict(keep)
         return BuildResult(
-            model=model, manifest=manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke
+            model=model,
+            manifest=manifest,
+            rebuilt=True,
+            triton=self.plan.triton,
+            smoke=smoke,
+            unserved=self.plan.unserved,
         )
 
     def _prefix(self) -> Prefix:
@@ -183,6 +196,36 @@ class _Build:
             write_whole(mark, "")
             report.step("loader rules, no path of the build, imports without activation")
 
+    def _subject(self, model: Path, manifest: Manifest) -> Subject:
+        request = self.request
+        return Subject(
+            model=model,
+            manifest=manifest,
+            triton=self.plan.triton.path,
+            smoke_model=request.smoke_model,
+            own=request.adoption.own if request.adoption else {},
+        )
+
+    def _prove_again(self, model: Path, manifest: Manifest) -> SmokeResult | None:
+        if not self.request.smoke_again:
+            known = recall(self.workspace.cache, self._subject(model, manifest))
+            if known:
+                return known
+        served = content_of(model)
+        smoke = self._smoke_again(model)
+        if smoke:
+            self._keep_proof(model, manifest, smoke, served)
+        return smoke
+
+    def _keep_proof(
+        self, model: Path, manifest: Manifest, smoke: SmokeResult, served: dict[str, str]
+    ) -> None:
+        """Keep the result of a smoke run for the next build with nothing to do."""
+        # The stand-in's name in the engine arguments belongs to the state that is kept.
+        self._offer_standin(model, smoke)
+        if content_of(model) == served:
+            remember(self.workspace.cache, self._subject(model, manifest), smoke)
+
     def _smoke_again(self, model: Path) -> SmokeResult | None:
         if self.request.smoke_model:
             return self._smoke(model, prefix=None)
@@ -214,8 +257,8 @@ class _Build:
                     model_folder=model,
                     engine_model=str(engine_model),
                     own=own,
-                    client=CHECKOUT / "client" / "client.py",
-                    prompts=CHECKOUT / "prompts.txt",
+                    client=CLIENT,
+                    prompts=PROMPTS,
                     log=log,
                     gpu=self.plan.spec.profile == "cuda" and has_gpu(),
                     # Only the stand-in's answers are known.
@@ -225,9 +268,9 @@ class _Build:
             report.step(f"ready after {smoke.ready_seconds:.0f} s, {len(smoke.answers)} answers")
         return smoke
 
-    def _offer_standin(self, model: Path, smoke: SmokeResult | None) -> None:
+    def _offer_standin(self, model: Path, smoke: SmokeResult) -> None:
         """If no model hub answers, let the model serve the stand-in for now."""
-        if smoke is None or self.request.smoke_model or is_fetchable(self.workspace, EXAMPLE_MODEL):
+        if self.request.smoke_model or is_fetchable(self.workspace, EXAMPLE_MODEL):
             return
         # Otherwise the second command of README.md would fail. A file that the user edited stays.
         if offer_standin(TEMPLATE, model, Path(smoke.engine_args["model"]), smoke.engine_args):

@@ -41,7 +41,13 @@ TMP = "/tmp"  # noqa: S108
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """The request of the command line."""
+    """The request of the command line.
+
+    Attributes:
+        smoke: whether to serve the result if this machine can.
+        smoke_again: whether the user has asked for the smoke run (``--smoke-run``).
+        smoke_model: the model of the smoke run if it is not the stand-in.
+    """
 
     profile: str | None = None
     overrides: Overrides = field(default_factory=Overrides)
@@ -49,12 +55,13 @@ class BuildRequest:
     triton_root: Path | None = None
     stub: StubMode = "auto"
     stub_options: StubOptions = field(default_factory=StubOptions)
-    layout: Layout = LAYOUTS["archive"]
+    layout: Layout = LAYOUTS["parts"]
     repository: Path = PLACE / "model_repository"
     model: str = "vllm"
     lock: LockOptions = field(default_factory=LockOptions)
     keep: tuple[str, ...] = ()
     smoke: bool = True
+    smoke_again: bool = False
     smoke_model: str = ""
     warm: bool = False
     template: Path = TEMPLATE
@@ -78,6 +85,7 @@ class Plan:
         lock: the exact files; None if they are not known.
         stub: where the stub comes from.
         key: content key of the set of files to publish; empty if it is not known.
+        unserved: why this machine cannot serve the model; empty if it can, or need not.
     """
 
     spec: Spec
@@ -85,6 +93,7 @@ class Plan:
     lock: Lock | None
     stub: StubPlan
     key: str
+    unserved: str = ""
 
 
 def standing(model: Path, key: str) -> Manifest | None:
@@ -149,13 +158,20 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     # 1) Where the set goes, and the Triton that will serve it
     check_writable(request.repository, request.model)
     check_model_folder(request.model_folder)
+    # A spec that --save wrote has only one profile: the user need not name it.
+    alone = only_profile(request.spec_file) if request.spec_file else None
+    named = request.profile or alone
+    unserved = _check_gpu(request, named)
+    if unserved:
+        # The checks below are about serving here.
+        request = dataclasses.replace(request, smoke=False)
     triton = find_triton(workspace, request.triton_root)
     _check_paths(workspace, request, triton)
-    # 2) What it contains. A spec that --save wrote has only one profile: the user need not name it.
-    alone = only_profile(request.spec_file) if request.spec_file else None
-    profile = request.profile or alone or default_profile(triton)
+    # 2) What it contains
+    profile = named or default_profile(triton)
     spec = load_spec(profile, request.overrides, request.spec_file)
-    _check_machine(request, spec)
+    if request.smoke or request.warm:
+        _check_server(request, profile)
     # A stub for cuda shares GPU memory with the server.
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     # Checked before the lock, which may take minutes to resolve.
@@ -168,7 +184,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
         except NotKnownError as unknown:
             report.note(f"{unknown.what} The lock is known after the build.")
             stub = plan_stub(workspace, triton, spec.python, request.stub, options)
-            return Plan(spec, triton, lock=None, stub=stub, key="")
+            return Plan(spec, triton, lock=None, stub=stub, key="", unserved=unserved)
         report.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
@@ -176,7 +192,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     packed = request.layout.key(prefix_key(lock, request.keep))
     # Before Triton is installed, its stub has no digest yet.
     key = key_of(packed, stub.identity, request.layout.name) if triton.is_there else ""
-    return Plan(spec, triton, lock, stub, key)
+    return Plan(spec, triton, lock, stub, key, unserved)
 
 
 def make_dry_plan(workspace: Workspace, request: BuildRequest) -> Plan:
@@ -214,21 +230,43 @@ def _check_paths(workspace: Workspace, request: BuildRequest, triton: TritonRoot
             )
 
 
-def _check_machine(request: BuildRequest, spec: Spec) -> None:
-    if request.warm and spec.profile == "cuda" and not has_gpu():
+def _check_gpu(request: BuildRequest, profile: str | None) -> str:
+    """Return why this machine cannot serve a model of this profile, or an empty string.
+
+    Raises:
+        VllmEnvError: it cannot, and the user has asked for it.
+    """
+    # The default profile is "cuda" only on a machine with a GPU.
+    if profile != "cuda" or has_gpu():
+        return ""
+    cannot = "this machine has no GPU that programs here can use, and the profile is cuda."
+    if request.warm:
         raise VllmEnvError(
-            "--warm: this machine has no GPU that programs here can use, and the profile is cuda.",
+            f"--warm: {cannot}",
             cause="vLLM compiles for the GPU that it runs on.",
             remedy="Run it where the model will be served (docker run --gpus all), or omit --warm.",
         )
-    if request.smoke or request.warm:
-        require_loopback()
-        # Checked now: a build takes minutes before it serves the model.
-        require_space(
-            Path(TMP),
-            request.layout.extracted_space(spec.profile),
-            f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
-            remedy="Free some space in /tmp or mount a larger file system there "
-            "(Triton extracts nowhere else); --layout directory needs none, "
-            "and --no-smoke-run leaves it to the server that will load the model.",
+    if not request.smoke:
+        return ""
+    if request.smoke_again or request.smoke_model:
+        option = "--smoke-run" if request.smoke_again else "--smoke-model"
+        raise VllmEnvError(
+            f"{option}: {cannot}",
+            cause="vLLM's build for CUDA starts only on a GPU.",
+            remedy=f"Run it on a machine with a GPU (docker run --gpus all), or omit {option}: "
+            "the model is then built, verified and published, but not served.",
         )
+    return "no GPU"
+
+
+def _check_server(request: BuildRequest, profile: str) -> None:
+    require_loopback()
+    # Checked now: a build takes minutes before it serves the model.
+    require_space(
+        Path(TMP),
+        request.layout.extracted_space(profile),
+        f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
+        remedy="Free some space in /tmp or mount a larger file system there "
+        "(Triton extracts nowhere else); --layout parts needs little, "
+        "and --no-smoke-run leaves it to the server that will load the model.",
+    )

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _QUICK = {
     ("SIGINT", "lock"),
     ("SIGINT", "prefix"),
-    ("SIGTERM", "archive"),
+    ("SIGTERM", "parts"),
     ("SIGKILL", "prefix"),
-    ("SIGKILL", "archive"),
+    ("SIGKILL", "parts"),
 }
 _CASES = [
     pytest.param(name, stage, marks=[] if (name, stage) in _QUICK else [pytest.mark.slow])

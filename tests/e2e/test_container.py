@@ -18,6 +18,7 @@ import pytest
 from support import containers, pages
 from support.patience import wait_for
 from support.repositories import BUILD_SECONDS, CHECKOUT
+from support.small_parts import KEY, SITE, USE, make_small
 from vllm_env.base.network import Network, read_pip_config
 from vllm_env.lock.pylock import read_pylock
 from vllm_env.serve.server_log import telling_lines
@@ -126,7 +127,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> 
 
 
 def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(folder: Path, torch_index: str) -> None:
-    """It has no network at all, and reuses the tools and the prefix of a container that is gone."""
+    """It has no network at all, and knows the answers that a container which is gone has got. A smoke run reuses the prefix."""
     cache = folder / "home/.cache/vllm_env"
     cache.mkdir(parents=True)
     line = _line(pages.BUILD_WITH_CACHE, _clone(folder / "cached"), folder / "home")
@@ -136,8 +137,11 @@ def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(fo
     second = containers.run_line(["--network", "none", *line])
     assert second.returncode == 0, second.stderr
     assert "is up to date; nothing to build" in second.stderr
+    assert second.stdout.startswith("the smoke run of 20")
     assert "PASS: vLLM example" in second.stdout.splitlines()
-    assert re.search(r"^prefix .* reused$", second.stderr, re.MULTILINE), second.stderr
+    third = containers.run_line(["--network", "none", *line, "--smoke-run"])
+    assert "PASS: vLLM example" in third.stdout.splitlines()
+    assert re.search(r"^prefix .* reused$", third.stderr, re.MULTILINE), third.stderr
     assert _made(cache) == made
     assert "tools " not in second.stderr
 
@@ -160,6 +164,29 @@ def test_another_user_builds_in_a_checkout_of_its_own(folder: Path, torch_index:
     assert "vLLM 0." in done.stdout
     archive = clone / "model_repository/vllm/vllm_env.tar.gz"
     assert archive.stat().st_uid == clone.stat().st_uid
+
+
+@pytest.mark.parametrize("where", ["a server in `docker run --rm`", "a read-only root file system"])
+def test_a_volume_keeps_what_a_removed_container_has_unpacked(folder: Path, where: str) -> None:
+    """The options of docs/layouts.md as they are, on an environment of three files; without them, nothing is kept."""
+    place = folder / re.sub(r"\W+", "-", where)
+    place.mkdir()
+    small = make_small(place)
+    (small.folder / "bin/python").unlink()
+    (small.folder / "bin/python").symlink_to("/usr/bin/python3")
+    (place / "volume").mkdir()
+    page = (CHECKOUT / "docs/layouts.md").read_text("utf-8")
+    (row,) = re.findall(rf"^\| {re.escape(where)} \| add `(.+?)`", page, re.MULTILINE)
+    options = shlex.split(row.replace("vllm_env:", f"{place / 'volume'}:"))
+    code = USE.replace("input()", "")
+    command = ["python3", "-I", "-S", "-c", code, str(small.folder / SITE), str(small.model), str(small.folder)]
+    mounted = ["--volume", f"{place}:{place}:ro"]
+    unpacks, finds = "vllm_env: unpacking", "vllm_env: the environment is unpacked in"
+    for given, expected in ((options, unpacks), (options, finds), ([], unpacks)):
+        done = containers.run_in(containers.image(), *command, options=("--rm", *given, *mounted), network="none")
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stderr
+    assert list((place / "volume").rglob(f"{KEY}/{SITE}/one.py"))
 
 
 def test_a_wheelhouse_is_enough_without_network(folder: Path, torch_index: str) -> None:

@@ -207,6 +207,40 @@ def test_another_user_serves_a_read_only_repository(in_parts: Parts, others: Pat
     assert stat.S_IMODE((model / "triton_python_backend_stub").stat().st_mode) == 0o755
 
 
+# The folder of the test may be in /tmp, which a folder in memory then covers.
+_READ_ONLY_ROOT = """\
+folder=$1
+mount --bind "$folder" /mnt
+mount --bind "$folder/volume" /mnt/volume
+mount -o remount,bind,ro /mnt
+mount -o remount,bind,ro /
+mount -t tmpfs -o exec,mode=1777 tmpfs /tmp
+mkdir -p "$folder"
+mount --rbind /mnt "$folder"
+unset XDG_CACHE_HOME VLLM_ENV_UNPACKED
+export TMPDIR=/tmp HOME="$folder/volume"
+shift
+exec "$@"
+"""
+
+
+def test_it_is_served_on_a_read_only_root_file_system(in_parts: Parts, disk_folder: Path, no_leftovers: None) -> None:
+    """As docs/layouts.md says it: /tmp in memory, from which programs may run, and a volume as the home."""
+    model = shutil.copytree(in_parts.model, disk_folder / "models" / "vllm")
+    (model / "vllm_engine_args.json").write_text(json.dumps({"model": str(in_parts.standin), **CPU_ARGUMENTS}))
+    volume = disk_folder / "volume"
+    volume.mkdir()
+    argv = [*with_mounts(), "sh", "-ec", _READ_ONLY_ROOT, "sh", str(disk_folder), str(in_parts.binary)]
+    (disk_folder / "tritonserver").write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+    (disk_folder / "tritonserver").chmod(0o755)
+    launch = Launch(variables_for(CPU_ARGUMENTS), (), READY_SECONDS, STALL_SECONDS)
+    with TritonServer(disk_folder / "tritonserver", model.parent, log=disk_folder / "log", launch=launch) as server:
+        assert answer(server) == "The capital of France is Paris, on the river Seine."
+        libraries = libraries_of(server, LIBRARY)
+    (tree,) = (path for path in (volume / ".cache/vllm_env/unpacked").iterdir() if path.is_dir())
+    assert libraries == {str(next(tree.rglob(LIBRARY)))}
+
+
 def test_verify_and_inspect_know_parts(repository: Path, tmp_path: Path) -> None:
     """Both accept what was built; a part with one wrong byte is refused by its name."""
     done = run_build("verify", "--model-repository", str(repository))

@@ -1,4 +1,4 @@
-"""What a build's smoke run says, that the commands which it ends with work, and that the archive is what they serve."""
+"""What a build's smoke run says, that the commands which it ends with work, and that they serve what was built."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Published:
 
 @pytest.fixture(scope="module")
 def published(built_repository: Path, session_folder: Path) -> Iterator[Published]:
-    """Built where no model hub answers, and served from its archive; nothing may be left of it."""
+    """Built where no model hub answers, and served as built; nothing may be left of it."""
     before = leftovers(os.getpid())
     folder = session_folder / "published"
     copy = folder / "models"
@@ -59,6 +59,7 @@ def published(built_repository: Path, session_folder: Path) -> Iterator[Publishe
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nothing listens there
         patch.setenv("HF_HOME", str(folder / "no models"))
+        patch.setenv("VLLM_ENV_UNPACKED", str(folder / "unpacked"))  # the home is that of all tests
         done = run_build("--model-repository", str(copy))
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
@@ -83,12 +84,23 @@ def test_smoke_run_ends_with_the_answers_and_what_it_names_next_works(published:
     assert asked.stdout.endswith("PASS: vLLM example\n"), asked.stderr
 
 
-def test_the_archive_is_what_serves(published: Published) -> None:
-    """Served as built, vLLM's modules come from the environment that the server extracted; `published` sees that none is left."""
+def test_a_second_build_prints_the_answers_without_serving(published: Published) -> None:
+    """Those of the first one, under its date; the running server has changed nothing that they depend on."""
+    done = run_build("--model-repository", str(published.repository))
+    assert done.returncode == 0, done.stderr
+    dated, *lines = done.stdout.splitlines()
+    assert dated.startswith("the smoke run of 20")
+    assert lines[:5] == published.stdout[:5]
+    assert "smoke run …" not in done.stderr
+
+
+def test_what_was_built_is_what_serves(published: Published) -> None:
+    """vLLM's modules come from the environment that the smoke run's server has unpacked, and the next one uses."""
     assert generate(published.server.http_url, {"text_input": "The capital of France is"})[0] == 200
     loaded = libraries_of(published.server, "libtorch_cpu.so")
     assert loaded
-    assert all(path.startswith("/tmp/python_env_") for path in loaded)
+    assert all(Path(path).is_relative_to(published.repository.parent / "unpacked") for path in loaded)
+    assert "the environment is unpacked in" in published.server.log.read_text(errors="replace")
 
 
 def test_the_standin_is_sure_of_each_token(published: Published) -> None:

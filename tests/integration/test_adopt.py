@@ -87,7 +87,7 @@ def test_the_command(official: Path, tmp_path: Path, thin_lab: Lab) -> None:
     assert '+backend: "python"' in done.stderr
     facts = json.loads(done.stdout)
     assert (facts["source"], facts["model"], facts["left"]) == (str(official), str(target), [])
-    assert (facts["changed"], facts["smoke_run"]) == (True, [])
+    assert (facts["changed"], facts["smoke_run"]) == (True, None)
     assert '-backend: "vllm"\n+backend: "python"' in facts["difference"]
     after = _files(target)
     assert after["1/model.json"].decode() == _ARGUMENTS

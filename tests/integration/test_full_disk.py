@@ -129,13 +129,14 @@ def test_a_tmp_too_small_for_the_smoke_run_is_refused_before_the_long_work(finis
     if may.returncode != 0:
         pytest.skip(f"a /tmp of its own cannot be mounted here: {may.stderr.strip()}")
     lab = finished
+    lab.layout = "archive"
     before = _digests(lab.repository)
     lab.make_cold()
     build = lab.start(*_SMALL_TMP, smoke=True)
     assert build.wait() == 1
     assert "No space: Triton's extraction for the smoke run needs 2.5 GB in /tmp, and 1.1 GB are free." in build.text()
     assert "  fix: Free some space in /tmp" in build.text()
-    assert "--layout directory" in build.text()
+    assert "--layout parts" in build.text()
     assert "lock …" not in build.text()
     assert _digests(lab.repository) == before
     assert lab.stray_files() == []

@@ -19,6 +19,7 @@ from vllm_env.triton.stub import Stub, StubPlan
 from vllm_env.triton.stub_source import StubOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from vllm_env.base.workspace import Workspace
@@ -33,10 +34,12 @@ class Stages:
     key: str = "k"
     profile: str = "cpu"
     fails: str = ""
+    unserved: str = ""
     hub: bool = True
     cached: bool = True
     error: BaseException = field(default_factory=lambda: VllmEnvError("It failed."))
     called: list[str] = field(default_factory=list)
+    during: Callable[[], object] = lambda: None
     served: list[SmokeRequest] = field(default_factory=list)
     candidates: list[set[str]] = field(default_factory=list)
     expected: list[Expected] = field(default_factory=list)
@@ -56,7 +59,7 @@ class Stages:
         spec = replace(lock.spec, profile=self.profile)
         triton = TritonRoot(self.folder / "triton", "24.10", rules_of("24.10"), {"3.11": stub})
         planned = StubPlan(triton, "3.11.7", StubOptions(), stub)
-        return Plan(spec, triton, replace(lock, spec=spec), planned, self.key)
+        return Plan(spec, triton, replace(lock, spec=spec), planned, self.key, self.unserved)
 
     def make_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...], triton: Path) -> Prefix:
         """A prefix with an interpreter."""
@@ -114,6 +117,7 @@ class Stages:
         self.served.append(request)
         self.candidates.append({path.name for path in request.model_folder.iterdir()})
         self._call("smoke run")
+        self.during()
         return SmokeResult(("PASS",), (("Hello", " there"),), 1.0, {"model": str(self.folder / "standin")})
 
     def warm(self, workspace: Workspace, binary: Path, model: Path, *, log: Path) -> Warmed:

@@ -17,7 +17,7 @@ from vllm_env.base.filesystem import file_sha256
 if TYPE_CHECKING:
     import signal
 
-STAGES = ("lock", "prefix", "archive", "verify", "publish")
+STAGES = ("lock", "prefix", "parts", "verify", "publish")
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Lab:
     targets: list[str] = field(default_factory=lambda: ["packaging", "pluggy"])
     variables: dict[str, str] = field(default_factory=dict)
     replaced: str | None = None
+    layout: str = "parts"
 
     @property
     def cache(self) -> Path:
@@ -63,7 +64,8 @@ class Lab:
         """Start a build of the current target; ``launcher`` is a program that runs the command after it."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         environment = small_build.environment(self.cache, **{"TMPDIR": str(self.temporary), **self.variables, **variables})
-        argv = small_build.command(self.repository, "--spec", self.spec, "--with", self.targets[0], smoke=smoke)
+        options = ["--spec", self.spec, "--with", self.targets[0], "--layout", self.layout]
+        argv = small_build.command(self.repository, *options, smoke=smoke)
         return Build(
             subprocess.Popen([*launcher, *argv], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         )
@@ -81,7 +83,7 @@ class Lab:
         if not (self.model / "vllm_env.json").exists():
             return None
         manifest = json.loads((self.model / "vllm_env.json").read_text())
-        for record in (manifest["archive"], manifest["stub"]):
+        for record in (manifest["archive"], *manifest["parts"], manifest["stub"]):
             assert file_sha256(self.model / record["name"]) == record["sha256"], f"{record['name']} is torn"
         assert (self.model / "config.pbtxt").is_file()
         assert (self.model / "1" / "model.py").is_file()

@@ -12,7 +12,7 @@ This checkout is a copy of the user's where ``tests/run.sh`` started the tests (
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import re
 import shutil
@@ -116,7 +116,7 @@ def data_folder() -> Path:
 
 
 def unpacked_environment(model: Path) -> Path:
-    """Return the environment of a built model as a folder; an archive is extracted once, and kept for later runs."""
+    """Return the environment of a built model as a folder; it is unpacked once, by the packager, and kept for later runs."""
     text = (model / "config.pbtxt").read_text(encoding="utf-8")
     named = re.search(r'EXECUTION_ENV_PATH"\s+value: *\{ *string_value: *"([^"]+)"', text)
     if named is None:
@@ -124,11 +124,8 @@ def unpacked_environment(model: Path) -> Path:
     path = Path(named[1].replace("$$TRITON_MODEL_DIRECTORY", str(model)))
     if path.is_dir():
         return path
-    digest = hashlib.sha256()
-    with path.open("rb") as archive:
-        while block := archive.read(1 << 20):
-            digest.update(block)
-    place = data_folder() / "environments" / digest.hexdigest()
+    manifest = json.loads((model / "vllm_env.json").read_text(encoding="utf-8"))
+    place = data_folder() / "environments" / manifest["key"]
     place.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.parent, lambda: None):
         if not place.is_dir():
@@ -136,8 +133,9 @@ def unpacked_environment(model: Path) -> Path:
                 if other.name == "staging" or time.time() - other.stat().st_mtime > DAY:
                     shutil.rmtree(other)
             staging = place.with_name("staging")
-            staging.mkdir()
-            subprocess.run(["tar", "-xf", path, "-C", staging], check=True, timeout=300)
+            done = run_build("unpack", str(staging), "--model-repository", str(model.parent), "--model", model.name)
+            if done.returncode != 0:
+                raise RuntimeError(f"unpack ended with {done.returncode}:\n{done.stderr[-4000:]}")
             staging.rename(place)
         os.utime(place)
     return place

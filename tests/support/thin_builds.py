@@ -26,11 +26,12 @@ from vllm_env.interpreter.package import BUILD, write_conda_package
 if TYPE_CHECKING:
     from support.small_fixtures import Channel
 
-# Imports what uv asks an interpreter for, what compiles bytecode and what the checks run, and names the files.
+# Imports what uv, the compiling of bytecode, the unpacking of parts and the checks need of an interpreter, and names the files.
 _USED = """
 import __future__, ctypes, email.parser, encodings.ascii, encodings.idna, encodings.latin_1, encodings.utf_8_sig
 import importlib.metadata, importlib.util, json, logging, multiprocessing.connection, multiprocessing.popen_fork, os, pkgutil
 import platform, py_compile, queue, runpy, site, socket, struct, subprocess, sys, sysconfig, threading, traceback
+import concurrent.futures.thread, fcntl, hashlib, mmap, shutil, tarfile, tempfile, typing, zlib
 from collections.abc import Sequence
 sysconfig.get_config_vars()
 files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}

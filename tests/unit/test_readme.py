@@ -214,9 +214,23 @@ def test_the_price_is_that_of_locks_and_reports():
     locks = [read_pylock(ROOT / f"env/pylock.vllm_env-{profile}.toml") for profile in profiles]
     assert cost["wheels to download"] == [f"{sum(wheel.size for wheel in lock.wheels) / 1e6:,.0f} MB" for lock in locks]
     space = [f"{BUILD_SPACE[profile] / 1e9:g} GB; {EXTRACTED_SPACE[profile] / 1e9:g} GB" for profile in profiles]
-    assert cost["free disk for the build; in the server's `/tmp` for each model (layout `archive`)"] == space
+    assert cost["free disk for the build; for the unpacked environment on each machine"] == space
     starts = [ready_seconds("cold_start", "archive", first=first) for first in (True, False)]
-    assert cost["launch to ready, first and later starts"][0].startswith(f"{' and '.join(starts)} on two cores")
+    assert cost["launch to ready, first and later starts (`--layout archive`)"][0].startswith(
+        f"{' and '.join(starts)} on two cores"
+    )
+
+
+def test_the_volume_of_a_pod_is_large_enough_and_gets_a_subfolder():
+    """docs/layouts.md: a volume's own folder can be written by others, so the model would pass it over."""
+    page = (ROOT / "docs/layouts.md").read_text("utf-8")
+    named = re.search(r"name: VLLM_ENV_UNPACKED, value: (\S+)}", page)
+    mounted = re.search(r"name: unpacked, mountPath: (\S+)}", page)
+    assert named
+    assert mounted
+    assert Path(named[1]).parent == Path(mounted[1])
+    assert f"emptyDir: {{sizeLimit: {EXTRACTED_SPACE['cuda'] / 1e9:g}G}}" in page
+    assert f"the `cpu` profile needs {EXTRACTED_SPACE['cpu'] / 1e9:g} GB" in page
 
 
 def test_messages_that_are_explained_exist():

@@ -10,6 +10,7 @@ An entry is renamed into place, so it is either complete or absent. These are th
     stubs/KEY/            stubs built from source
     standins/KEY/         models for the smoke run
     verified/KEY          environments that passed on this machine
+    proofs/KEY            the last smoke run of a model's folder
     warm/KEY/             served models' private copies of vLLM's caches
     build/                staging folders of running builds; only SIGKILL leaves one behind
 """
@@ -42,6 +43,7 @@ _KINDS = (
     "wheels/*",
     "sources/*",
     "verified/*",
+    "proofs/*",
     "warm/*",
 )
 # The files that a plan reads. A dry run sees them as links.

@@ -5,6 +5,7 @@ The files of an environment do not depend on the machine that builds it.
 
 import os
 import platform
+from pathlib import Path
 
 from .errors import VllmEnvError
 
@@ -16,6 +17,20 @@ EPOCH = 1_577_836_800
 
 Triton restores it when it unpacks, so compiled bytecode stays valid.
 """
+
+
+_NVIDIA = Path("/proc/driver/nvidia")
+
+
+def gpus() -> str:
+    """Return a description of the NVIDIA driver and of each GPU; "" if the driver is not loaded."""
+    # The other lines of a GPU's file, such as its interrupt, may change with each start.
+    files = sorted(_NVIDIA.glob("gpus/*/information"))
+    lines = [line for file in files for line in file.read_text("utf-8").splitlines()]
+    models = [line for line in lines if line.startswith("Model:")]
+    version = _NVIDIA / "version"
+    driver = version.read_text("utf-8") if version.is_file() else ""
+    return "\n".join([driver, *models]).strip()
 
 
 def require_x86_64() -> None:

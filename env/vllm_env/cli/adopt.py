@@ -12,6 +12,7 @@ from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import Adoption, read_adoption, stage_template
 
+from .answers import answer_facts, answer_lines
 from .next_steps import next_lines
 from .options import open_workspace, request_of
 
@@ -47,9 +48,8 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
             template = stage_template(adoption, TEMPLATE, staging / request.model)
             request = dataclasses.replace(request, adoption=adoption, template=template)
             result = build(workspace, request)
-        answers = result.smoke.answers if result.smoke else ()
-        facts["smoke_run"] = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
-        lines += [f"{prompt!r} -> {answer!r}" for prompt, answer in answers]
+        facts |= answer_facts(result)
+        lines += answer_lines(result)
         lines.append(
             f"{request.model_folder}: adopted from {source}, "
             "which is unchanged and keeps the weights"

@@ -21,6 +21,7 @@ from vllm_env.model.manifest import Manifest, check_files, read_manifest
 from vllm_env.plan import UNKNOWN, BuildRequest, default_profile, installed_triton, make_dry_plan
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
 from vllm_env.triton.root import open_root
+from vllm_env.unpack import unpack as unpack_environment
 from vllm_env.verify.verify import verify_packed
 from vllm_env.wheelhouse import fill_wheelhouse
 
@@ -66,6 +67,9 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     }
     if parts := manifest.parts:
         facts["parts"] = f"{len(parts)}, {sum(part.size for part in parts) / 1e6:.0f} MB"
+    # The size of a volume for it.
+    if packed.unpacked:
+        facts["unpacked"] = f"{packed.unpacked / 1e9:.1f} GB"
     facts["lock"] = manifest.lock_digest[:16]
     facts["built"] = f"{manifest.built_at} by {manifest.built_by}"
     for name, value in facts.items():
@@ -89,6 +93,17 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         console.step(str(model))
     facts = {"model": str(model), "verified": True}
     console.result(json.dumps(facts) if options.json else f"{model}: verified")
+    return 0
+
+
+def unpack(options: argparse.Namespace, console: Console) -> int:
+    """Make the whole environment of a built model in a folder."""
+    model, manifest = _manifest(options)
+    folder = unpack_environment(model, manifest, options.folder)
+    size = tree_size(folder)
+    facts = {"environment": str(folder), "bytes": size}
+    line = f"{folder}: vLLM {manifest.vllm.version}, {size / 1e9:.1f} GB"
+    console.result(json.dumps(facts) if options.json else line)
     return 0
 
 
@@ -183,5 +198,6 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
 
 # Each function has the name of its subcommand.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
-    command.__name__: command for command in (adopt, doctor, inspect, verify, clean, wheelhouse)
+    command.__name__: command
+    for command in (adopt, doctor, inspect, verify, unpack, clean, wheelhouse)
 }

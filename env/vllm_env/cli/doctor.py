@@ -11,13 +11,13 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import free_space
+from vllm_env.base.filesystem import free_space, nearest
 from vllm_env.base.process import capture
 from vllm_env.base.workspace import Workspace
+from vllm_env.inside import parts_places
 from vllm_env.interpreter.find import find_interpreter
 from vllm_env.interpreter.layer import remote_url
 from vllm_env.lock.spec import Spec
-from vllm_env.plan import TMP
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
@@ -46,8 +46,8 @@ def examine(workspace: Workspace, triton: TritonRoot | None, spec: Spec) -> list
         _stub(triton, spec),
         _interpreter(workspace, spec),
         _gpu(spec),
-        _space("cache", workspace.cache.root, BUILD_SPACE[spec.profile]),
-        _space("server's /tmp", Path(TMP), EXTRACTED_SPACE[spec.profile]),
+        _cache(workspace, spec),
+        _unpacked(spec),
         _shared_memory(),
         _open_files(),
         _ports(),
@@ -171,12 +171,29 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def _space(name: str, folder: Path, needed: int) -> Finding:
+def _cache(workspace: Workspace, spec: Spec) -> Finding:
+    remedy = "Free some (gen_vllm_env.sh clean), or name a larger file system: VLLM_ENV_CACHE=DIR."
+    return _space("cache", workspace.cache.root, BUILD_SPACE[spec.profile], remedy)
+
+
+def _unpacked(spec: Spec) -> Finding:
+    """Judge the first folder that can take the unpacked environment of a served model."""
+    needed = EXTRACTED_SPACE[spec.profile]
+    remedy = f"Name a folder on a local disk with enough space: {parts_places.VARIABLE}=DIR."
+    folders = [Path(place) for place in parts_places.places()]
+    local = [folder for folder in folders if not parts_places.network_of(str(nearest(folder)))]
+    if not local:
+        what = f"{folders[0]} and the others are on a network file system"
+        return Finding("unpacked", "problem", what, remedy)
+    fitting = [folder for folder in local if free_space(folder) >= needed]
+    return _space("unpacked", [*fitting, *local][0], needed, remedy)
+
+
+def _space(name: str, folder: Path, needed: int, remedy: str) -> Finding:
     free = free_space(folder)
     what = f"{free / 1e9:.0f} GB free in {folder}, {needed / 1e9:.1f} GB are needed"
     if free >= needed:
         return Finding(name, "ok", what)
-    remedy = "Free some (gen_vllm_env.sh clean), or use --layout directory, which is not extracted."
     return Finding(name, "problem", what, remedy)
 
 

@@ -29,7 +29,7 @@ def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecas
     """Return the cost of a build; what the cache or the repository already has costs nothing."""
     profile = plan.spec.profile
     lock = plan.lock
-    is_served = request.smoke or request.warm
+    is_served = (request.smoke and not plan.unserved) or request.warm
     space = {}
     extracted = request.layout.extracted_space(profile)
     # Triton extracts when it serves, also a model that is up to date.

@@ -16,6 +16,7 @@ from vllm_env.build import BuildResult, build
 from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.plan import UNKNOWN, BuildRequest, Plan, make_dry_plan
 
+from .answers import answer_facts, answer_lines
 from .commands import COMMANDS
 from .forecast import forecast, print_forecast
 from .next_steps import next_lines
@@ -80,15 +81,10 @@ def _facts(result: BuildResult) -> dict[str, object]:
     facts: dict[str, object] = {
         "model": str(result.model),
         "rebuilt": result.rebuilt,
-        # A program that reads this needs the keys also if nothing was served.
-        "smoke_run": None,
+        **answer_facts(result),
         "warm": None,
         "manifest": dataclasses.asdict(result.manifest),
     }
-    if smoke := result.smoke:
-        facts["smoke_run"] = [
-            {"prompt": prompt, "answer": answer} for prompt, answer in smoke.answers
-        ]
     if warmed := result.warmed:
         facts["warm"] = {"folder": str(warmed.folder), "bytes": warmed.size}
     return facts
@@ -113,6 +109,8 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
         "layout": request.layout.name,
         "key": plan.key or UNKNOWN,
     }
+    if plan.unserved:
+        facts["smoke_run"] = f"not served here: {plan.unserved}"
     if request.warm:
         model = request.model_folder
         facts["warm"] = (
@@ -122,11 +120,8 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
 
 
 def _print_result(result: BuildResult, request: BuildRequest, console: Console) -> None:
-    if result.smoke:
-        for prompt, answer in result.smoke.answers:
-            console.result(f"{prompt!r} -> {answer!r}")
-        # Its last line says PASS or FAIL.
-        console.result(result.smoke.client_lines[-1])
+    for line in answer_lines(result):
+        console.result(line)
     state = "built" if result.rebuilt else "unchanged"
     manifest = result.manifest
     versions = f"vLLM {manifest.vllm.version} for Triton {manifest.triton_release}"

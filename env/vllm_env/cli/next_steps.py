@@ -15,8 +15,10 @@ from vllm_env.triton.root import is_plain
 
 def next_lines(result: BuildResult, request: BuildRequest) -> list[str]:
     """Return the lines that a build prints at its end."""
-    commands = next_commands(result, request)
-    return ["Next:", *(f"  {shlex.join(command)}" for command in commands)]
+    lines = ["Next:", *(f"  {shlex.join(command)}" for command in next_commands(result, request))]
+    if result.unserved:
+        lines.append(f"not served here: {result.unserved}")
+    return lines
 
 
 def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]:

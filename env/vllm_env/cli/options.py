@@ -62,6 +62,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         lock=LockOptions(locked=options.locked, upgrade=options.upgrade, save=options.save),
         keep=tuple(options.keep),
         smoke=not options.no_smoke_run,
+        smoke_again=options.smoke_run,
         smoke_model=options.smoke_model,
         warm=options.warm,
     )

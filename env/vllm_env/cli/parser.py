@@ -23,7 +23,7 @@ env/vllm_env.toml and proves it with a smoke run.
 """
 # The parser names the subcommands itself: their table is in commands.py, which needs the tools.
 _EPILOG = """\
-Subcommands: build (the default), adopt, doctor, verify, inspect, wheelhouse, clean.
+Subcommands: build (the default), adopt, doctor, verify, inspect, unpack, wheelhouse, clean.
 Each has --help.
 """
 _REPOSITORY = "default: model_repository"
@@ -33,6 +33,10 @@ SOURCE is only read, and keeps the weights.
 """
 _FILLS = """\
 Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR.
+"""
+_UNPACKS = """\
+Makes the whole environment of a built model in DIR, which must be missing or empty. It is the same
+for all layouts, and works in any place: for the workers of Ray, for example.
 """
 _CLEANS = """\
 Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs.
@@ -153,8 +157,8 @@ def build_parser() -> CommandParser:
     place.add_argument(
         "--layout",
         choices=NAMES,
-        default="archive",
-        help="archive (default), one file; parts, which the first start unpacks on all cores; "
+        default="parts",
+        help="parts (default), which the first start unpacks on all cores; archive, one file; "
         "or directory, unpacked",
     )
     _add_path(place, "--model-repository", "DIR", _REPOSITORY)
@@ -174,7 +178,9 @@ def build_parser() -> CommandParser:
         "build nothing and write only to .tools/; "
         "say what would be done, the bytes to fetch and the space",
     )
-    _add_flag(run, "--no-smoke-run", "neither serve nor query the result")
+    smoke = run.add_mutually_exclusive_group()
+    _add_flag(smoke, "--smoke-run", "serve and query the result also if nothing has changed")
+    _add_flag(smoke, "--no-smoke-run", "neither serve nor query the result")
     run.add_argument(
         "--smoke-model",
         metavar="MODEL",
@@ -239,6 +245,12 @@ def _clean() -> CommandParser:
     return parser
 
 
+def _unpack() -> CommandParser:
+    parser = _of_model("unpack", _UNPACKS)
+    parser.add_argument("folder", metavar="DIR", type=Path)
+    return parser
+
+
 def _doctor() -> CommandParser:
     parser = _named("doctor", "Says what this machine can do.")
     _add_path(parser, "--triton-root", "DIR", "default: as for the build")
@@ -275,6 +287,7 @@ _PARSERS: dict[str, Callable[[], CommandParser]] = {
     "verify": partial(
         _of_model, "verify", "Checks a built repository as the build does before it publishes."
     ),
+    "unpack": _unpack,
     "clean": _clean,
     "wheelhouse": partial(_like_build, "wheelhouse", "DIR", _FILLS),
     "build": build_parser,

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,10 +26,25 @@ VARIABLE = "VLLM_ENV_UNPACKED"
 MARK = ".whole"
 """The file in an unpacked environment that says when it is complete."""
 
+_TMP = "/tmp"  # noqa: S108 - the name and the owner of what is in it are checked
 # Unused environments that stay. A deployment may go back to the last one.
 _KEPT = 1
 # The keys are those of ``key_of``. A folder that the operator names may have other locks in it.
 _LOCK = re.compile(r"[0-9a-f]{32}\.lock")
+# Writing 60,000 files there takes minutes, and each start reads them from there. The numbers are
+# those of statfs(2). FUSE and 9p are not listed: a container's own disk may be one of these.
+_NETWORKS = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFE534D42: "SMB2",
+    0xFF534D42: "CIFS",
+    0x00C36400: "Ceph",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x19830326: "BeeGFS",
+    0x5346414F: "AFS",
+    0x6B414653: "AFS",
+}
 # The lock files of the environments in use. They stay open until this process ends.
 _held: list[int] = []
 
@@ -40,12 +56,19 @@ def places() -> list[str]:
     candidates = [
         os.environ.get(VARIABLE, ""),
         os.path.join(cache, "vllm_env", "unpacked"),
-        os.path.join(tempfile.gettempdir(), own),
-        os.path.join("/tmp", own),  # noqa: S108 - the name and the owner are checked
+        os.path.join(_temporary(), own),
+        os.path.join(_TMP, own),
     ]
     # A "~" is left if this user has no home.
     usable = [os.path.abspath(path) for path in candidates if path and not path.startswith("~")]
     return list(dict.fromkeys(usable))
+
+
+def _temporary() -> str:
+    # Python looks for a folder that can be written, and raises an error if there is none.
+    with suppress(FileNotFoundError):
+        return tempfile.gettempdir()
+    return _TMP
 
 
 def is_whole(tree: str) -> bool:
@@ -139,12 +162,31 @@ def require_usable(place: str) -> None:
     """
     if not is_safe(place):
         raise PermissionError(
-            f"it belongs to another user, or others may write there; chmod go-w {place}"
+            "it belongs to another user, or others may write there; "
+            f"name a subfolder of it, or chmod go-w {place}"
         )
     if not os.access(place, os.W_OK | os.X_OK):
         raise PermissionError(f"user {os.geteuid()} may not write there")
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
         raise PermissionError("it is mounted noexec, and libraries are run from there")
+    network = network_of(place)
+    if network:
+        raise PermissionError(f"it is on a network file system ({network})")
+
+
+def network_of(place: str) -> str:
+    """Return the name of the network file system that a place is on; "" if it is on another one."""
+    return _NETWORKS.get(_file_system(place), "")
+
+
+def _file_system(place: str) -> int:
+    """Return the kernel's number for the type of a place's file system; 0 if it is not known."""
+    # Python's os.statvfs() does not return the type.
+    status = ctypes.create_string_buffer(256)
+    if ctypes.CDLL(None).statfs(os.fsencode(place), status) != 0:
+        return 0
+    # The field f_type is the first one, and a long. The numbers below have 32 bits.
+    return int.from_bytes(status.raw[:4], sys.byteorder)
 
 
 def free(place: str) -> int:

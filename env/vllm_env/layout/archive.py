@@ -78,14 +78,11 @@ class Archive(Layout):
             )
             return keep_packed(workspace.cache, file, (record,))
 
-    def open(
-        self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
-    ) -> Iterator[Tree]:
+    def open(self, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
         """Unpack the archive as Triton does."""
         unpacked = packed.environment.unpacked or 5 * tree_size(packed.path)
         # A tenth more, for folders and the last blocks of files.
-        needed = unpacked * 11 // 10
-        require_space(workspace.cache.root, needed, "unpacking the archive to verify it")
+        require_space(scratch, unpacked * 11 // 10, "unpacking the archive")
         report.step("unpacked with libarchive")
         # Triton's name for the folder.
         environment = scratch / "0"

@@ -27,14 +27,8 @@ class Directory(Layout):
         record = EnvironmentRecord(self.environment, key=prefix.key)
         return Packed(prefix.path, (record,), reused=prefix.reused)
 
-    def open(
-        self,
-        workspace: Workspace,
-        packed: Packed,
-        triton: Path | None,
-        scratch: Path,
-    ) -> Iterator[Tree]:
-        """Yield the folder."""
+    def open(self, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+        """Yield the folder itself."""
         yield Tree(packed.path)
 
     def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:

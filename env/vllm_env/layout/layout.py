@@ -90,15 +90,14 @@ class Layout(ABC):
         return Packed(model / self.environment, records)
 
     @abstractmethod
-    def open(
-        self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
-    ) -> Iterator[Tree]:
-        """Unpack as a server does, and yield each tree as soon as it exists.
+    def open(self, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+        """Unpack as a server does, and yield each tree as soon as it exists, the complete one last.
 
-        The Triton root's own libarchive is used if it has one.
+        The trees are in the folder ``scratch``. The Triton root's own libarchive is used if it has
+        one.
 
         Raises:
-            VllmEnvError: Triton would refuse the packed environment.
+            VllmEnvError: Triton would refuse the packed environment, or too little space is free.
         """
 
     @abstractmethod

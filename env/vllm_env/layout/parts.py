@@ -15,11 +15,11 @@ from pathlib import Path
 from vllm_env import inside
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
-from vllm_env.base.errors import REBUILD, VllmEnvError
+from vllm_env.base.errors import REBUILD
 from vllm_env.base.filesystem import file_sha256, require_space, tree_size
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.inside import parts_places, parts_unpack
+from vllm_env.inside import parts_unpack
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import site_packages
 
@@ -47,7 +47,7 @@ import sys
 import numpy
 assert "_vllm_env_unpack" not in sys.modules
 import _vllm_env_unpack
-print(_vllm_env_unpack.use(sys.argv[1]))
+_vllm_env_unpack.unpack_into(sys.argv[1], sys.argv[2])
 """
 
 
@@ -87,13 +87,12 @@ class Parts(Archive):
             )
             return keep_packed(workspace.cache, file, (first, *parts))
 
-    def open(
-        self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
-    ) -> Iterator[Tree]:
+    def open(self, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
         """Unpack the small archive as Triton does, and the parts as a model's start does."""
         parts = parts_folder(packed.path)
-        needed = 6 * (tree_size(packed.path) + tree_size(parts))
-        require_space(workspace.cache.root, needed, "unpacking the parts to verify them")
+        unpacked = packed.environment.unpacked or 5 * (tree_size(packed.path) + tree_size(parts))
+        # A tenth more, for folders, the last blocks of files, and the small archive.
+        require_space(scratch, unpacked * 11 // 10, "unpacking the parts")
         report.step("unpacked with libarchive")
         small = scratch / "0"
         unpack(packed.path, small, triton, packed.environment.members)
@@ -197,25 +196,16 @@ def _describe(
 
 def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
     """Let the small archive's own code unpack the parts; return the whole environment's folder."""
-    model = scratch / "model"
-    model.mkdir()
-    (model / parts_unpack.FOLDER).symlink_to(parts.resolve())
-    variables = {
-        "PATH": os.defpath,
-        "HOME": str(scratch / "home"),
-        parts_places.VARIABLE: str(scratch / "unpacked"),
-    }
+    whole = scratch / "1"
+    whole.mkdir()
     # -B: bytecode written here would name this machine's folders, and become a part of the whole
     # environment.
-    output = run(
-        [small / "bin" / "python", "-B", "-c", _UNPACK, model],
+    run(
+        [small / "bin" / "python", "-B", "-c", _UNPACK, whole, parts],
         what="unpack the parts",
-        env=variables,
+        env={"PATH": os.defpath, "HOME": str(scratch)},
         remedy=REBUILD,
     )
-    whole = Path(output.splitlines()[-1])
-    if not (whole / parts_places.MARK).is_file():
-        raise VllmEnvError("The parts were not unpacked.", cause=output[-400:], remedy=REBUILD)
     return whole
 
 

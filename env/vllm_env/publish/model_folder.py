@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -337,6 +337,21 @@ def copy_code(source: Path, target: Path) -> None:
         dirs_exist_ok=True,
         copy_function=_replace,
     )
+
+
+def code_files(version: Path) -> Iterator[Path]:
+    """Yield the files of a version folder that :func:`copy_code` copies."""
+    ignore = _ignore_of_code(mounts_in(version))
+    folders = [version]
+    while folders:
+        folder = folders.pop()
+        names = [path.name for path in folder.iterdir()]
+        for name in sorted(set(names) - ignore(str(folder), names)):
+            path = folder / name
+            if path.is_dir():
+                folders.append(path)
+            else:
+                yield path
 
 
 def _replace(source: str, target: str) -> None:

@@ -5,6 +5,7 @@ and suit this machine. The published folder does not change.
 """
 
 import contextlib
+import datetime
 import json
 import re
 import shutil
@@ -93,12 +94,16 @@ class SmokeResult:
         answers: pairs of prompt and answer, in the order of the prompts.
         ready_seconds: time from the server's launch until it was ready.
         engine_args: the arguments that the engine was started with.
+        served_at: time of the run (ISO 8601, UTC).
+        recalled: whether an earlier build served the model, and nothing has changed since.
     """
 
     client_lines: tuple[str, ...]
     answers: tuple[tuple[str, str], ...]
     ready_seconds: float
     engine_args: Mapping[str, Any]
+    served_at: str = ""
+    recalled: bool = False
 
 
 def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
@@ -140,6 +145,7 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         answers=answers,
         ready_seconds=ready - started,
         engine_args=arguments,
+        served_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 
 

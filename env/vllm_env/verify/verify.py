@@ -64,7 +64,7 @@ def verify_packed(
     """
     notes: list[str] = []
     with workspace.cache.staging() as scratch:
-        for tree in layout.open(workspace, packed, triton.path if triton else None, scratch):
+        for tree in layout.open(packed, triton.path if triton else None, scratch):
             # The small archive of the layout ``parts`` holds only the interpreter.
             if tree.complete:
                 notes += verify_tree(workspace, tree.path, expected)

@@ -17,6 +17,7 @@ from support.small_build import small_lock
 from support.small_fixtures import workspace_in
 from vllm_env import build as module
 from vllm_env import plan
+from vllm_env.layout import LAYOUTS
 from vllm_env.plan import BuildRequest
 from vllm_env.publish.publish import publish
 
@@ -65,8 +66,8 @@ def workspace(tmp_path: Path) -> Workspace:
 
 @pytest.fixture
 def request_(tmp_path: Path) -> BuildRequest:
-    """A build with its smoke run."""
-    return BuildRequest(repository=tmp_path / "models")
+    """A build with its smoke run, of the layout that `Stages` packs."""
+    return BuildRequest(layout=LAYOUTS["archive"], repository=tmp_path / "models")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -82,18 +82,73 @@ def test_a_stage_that_fails_changes_nothing(
 def test_what_stands_there_already_is_not_built_again(
     stages: Stages, workspace: Workspace, request_: BuildRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is served all the same, where it stands, and warmed if that is asked for."""
+    """Nor served again: its answers are known. It is warmed if that is asked for."""
     first = build_all(workspace, request_)
+    assert first.smoke
     stages.called.clear()
     second = build_all(workspace, replace(request_, warm=True))
-    assert stages.called == ["plan", "prefix", "stand-in", "smoke run", "warm"]
-    assert stages.served[-1].model_folder == request_.model_folder
+    assert stages.called == ["plan", "warm"]
+    assert second.smoke == replace(first.smoke, recalled=True)
     assert (second.rebuilt, second.manifest.to_json()) == (False, first.manifest.to_json())
     assert "is up to date; nothing to build" in capsys.readouterr().err
     stages.called.clear()
     third = build_all(workspace, replace(request_, smoke=False))
     assert stages.called == ["plan"]
     assert (third.smoke, third.warmed) == (None, None)
+
+
+_SERVED = ["plan", "prefix", "stand-in", "smoke run"]
+
+
+def _edit(model: Path) -> None:
+    (model / "1" / "model.py").write_text("# mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "called"),
+    [
+        pytest.param(lambda _: None, {"smoke_again": True}, _SERVED, id="--smoke-run"),
+        pytest.param(lambda _: None, {"smoke_model": "opt"}, ["plan", "smoke run"], id="--smoke-model"),
+        pytest.param(_edit, {}, _SERVED, id="another code"),
+        pytest.param(lambda model: (model / "vllm_engine_args.json").unlink(), {}, _SERVED, id="without engine arguments"),
+    ],
+)
+def test_what_has_changed_is_served_again_where_it_stands(
+    stages: Stages,
+    workspace: Workspace,
+    request_: BuildRequest,
+    change: Callable[[Path], object],
+    options: dict[str, Any],
+    called: list[str],
+) -> None:
+    """Once: the next build knows that run. test_proof.py has all that counts as a change."""
+    build_all(workspace, request_)
+    stages.called.clear()
+    change(request_.model_folder)
+    again = build_all(workspace, replace(request_, **options))
+    assert (stages.called, again.rebuilt) == (called, False)
+    assert stages.served[-1].model_folder == request_.model_folder
+    stages.called.clear()
+    third = build_all(workspace, replace(request_, smoke_model=options.get("smoke_model", "")))
+    assert stages.called == ["plan"]
+    assert third.smoke
+    assert third.smoke.recalled
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_edited_while_it_was_served_counts_as_not_served(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, again: bool
+) -> None:
+    """The answers are those of the files from before; the server had a copy."""
+    model = build_all(workspace, replace(request_, smoke=False)).model
+    if not again:
+        stages.key = "another"
+    stages.during = lambda: _edit(model)
+    assert build_all(workspace, request_).rebuilt is not again
+    stages.called.clear()
+    stages.during = lambda: None
+    build_all(workspace, request_)
+    assert stages.called == _SERVED
 
 
 @pytest.mark.parametrize(("smoke_model", "called"), [("", ["plan"]), ("own/model", ["plan", "smoke run"])])
@@ -106,7 +161,7 @@ def test_what_stands_is_not_installed_again_for_its_smoke_run(
     called: list[str],
 ) -> None:
     """As in a container, whose cache is gone: only the stand-in needs an interpreter of the environment."""
-    build_all(workspace, request_)
+    build_all(workspace, replace(request_, smoke=False))
     stages.called.clear()
     stages.cached = False
     again = build_all(workspace, replace(request_, smoke_model=smoke_model))
@@ -259,6 +314,21 @@ def test_a_gpu_serves_what_is_built_for_one(
     assert stages.served[-1].gpu is used
 
 
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_what_cannot_be_served_here_is_published_all_the_same(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, rebuilt: bool
+) -> None:
+    """Verified as ever, and the result says why it was not served; no stand-in is made for it."""
+    if not rebuilt:
+        build_all(workspace, request_)
+        stages.called.clear()
+    stages.unserved = "no GPU"
+    result = build_all(workspace, request_)
+    assert (result.rebuilt, result.smoke, result.unserved) == (rebuilt, None, "no GPU")
+    assert stages.called == (["plan", "prefix", "stub", "archive", "verify", "publish"] if rebuilt else ["plan"])
+    assert (result.model / "vllm_env.json").is_file()
+
+
 def test_the_log_of_an_earlier_smoke_run_is_gone(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
     """A message that names it must not lead to another server's lines."""
     log = workspace.cache.path("smoke-server.log")
@@ -275,7 +345,8 @@ def official(tmp_path: Path) -> Path:
     model = tmp_path / "official" / "opt"
     (model / "1").mkdir(parents=True)
     (model / "config.pbtxt").write_text('backend: "vllm"')
-    (model / "1" / "model.json").write_text(json.dumps({"model": str(tmp_path)}))
+    (tmp_path / "weights").mkdir()
+    (model / "1" / "model.json").write_text(json.dumps({"model": str(tmp_path / "weights")}))
     return model
 
 
@@ -288,14 +359,19 @@ def adopted(request_: BuildRequest, official: Path, folder: Path) -> BuildReques
 def test_an_adopted_model_is_served_itself_before_it_stands(
     stages: Stages, workspace: Workspace, request_: BuildRequest, official: Path, tmp_path: Path
 ) -> None:
-    """With its own arguments, from the candidate; adopting again with nothing changed builds nothing and serves it again."""
+    """With its own arguments, from the candidate; adopting again with nothing changed builds nothing and serves nothing."""
     result = build_all(workspace, adopted(request_, official, tmp_path / "first"))
     assert stages.called == ["plan", "prefix", "stub", "archive", "verify", "smoke run", "publish"]
     (served,) = stages.served
-    assert (served.own, served.engine_model, served.expected) == ({"1/model.json": {"model": str(tmp_path)}}, str(tmp_path), {})
+    weights = tmp_path / "weights"
+    assert (served.own, served.engine_model, served.expected) == ({"1/model.json": {"model": str(weights)}}, str(weights), {})
     assert {path.name for path in result.model.iterdir()} == {*_SET, "1", "config.pbtxt"}
     assert not build_all(workspace, adopted(request_, official, tmp_path / "second")).rebuilt
+    assert len(stages.served) == 1
+    (weights / "config.json").touch()
+    assert not build_all(workspace, adopted(request_, official, tmp_path / "with other weights")).rebuilt
     assert stages.served[-1].own == served.own
+    assert len(stages.served) == 2
     (result.model / "1" / "triton_vllm" / "request" / "contract.py").write_text("# of an older version")
     assert build_all(workspace, adopted(request_, official, tmp_path / "third")).rebuilt
     (result.model / "config.pbtxt").unlink()

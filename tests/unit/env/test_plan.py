@@ -6,7 +6,7 @@ import errno
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -206,6 +206,36 @@ def test_warming_for_a_gpu_needs_one(workspace: Workspace, planned: BuildRequest
     assert "--gpus all" in caught.value.remedy
 
 
+@pytest.mark.usefixtures("nothing_long")
+@pytest.mark.parametrize(
+    ("options", "named"), [({"smoke_again": True}, "--smoke-run"), ({"smoke_model": "opt"}, "--smoke-model")]
+)
+def test_a_smoke_run_that_was_asked_for_needs_its_gpu_before_any_work(
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], named: str
+) -> None:
+    """Not even a Triton is fetched."""
+    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    monkeypatch.setattr(module, "find_triton", lambda *_: pytest.fail("a Triton is looked for"))
+    with pytest.raises(VllmEnvError, match=f"{named}: this machine has no GPU") as caught:
+        make_plan(workspace, replace(planned, profile="cuda", smoke=True, **options))
+    assert f"omit {named}" in caught.value.remedy
+
+
+@pytest.mark.usefixtures("lock")
+@pytest.mark.parametrize(("profile", "gpu", "unserved"), [("cuda", False, "no GPU"), ("cuda", True, ""), ("cpu", False, "")])
+def test_a_machine_without_a_gpu_builds_for_one_and_does_not_serve(
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, profile: str, gpu: bool, unserved: str
+) -> None:
+    """So its /tmp may be small and its loopback interface down. Nothing is unserved that was not to be served."""
+    monkeypatch.setattr(module, "has_gpu", lambda: gpu)
+    checked: list[str] = []
+    monkeypatch.setattr(module, "_check_server", lambda _request, profile: checked.append(profile))
+    request = replace(planned, profile=profile, smoke=True)
+    assert make_plan(workspace, request).unserved == unserved
+    assert checked == ([] if unserved else [profile])
+    assert make_plan(workspace, replace(request, smoke=False)).unserved == ""
+
+
 @pytest.mark.usefixtures("lock")
 @pytest.mark.parametrize(("profile", "gpu", "warm"), [("cuda", True, True), ("cuda", False, False), ("cpu", False, True)])
 def test_other_builds_do_not_need_a_gpu(
@@ -228,13 +258,13 @@ def test_space_for_tritons_extraction_is_asked_for_first(
     """In /tmp, whatever TMPDIR is; the message names what needs it and the ways out."""
     monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 10**18})
     with pytest.raises(VllmEnvError, match=f"Triton's extraction for {purpose} needs 1000000000.0 GB in /tmp") as caught:
-        make_plan(workspace, replace(planned, smoke=smoke, warm=warm))
-    assert "--layout directory" in caught.value.remedy
+        make_plan(workspace, replace(planned, layout=LAYOUTS["archive"], smoke=smoke, warm=warm))
+    assert "--layout parts" in caught.value.remedy
     assert "--no-smoke-run" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("lock")
-@pytest.mark.parametrize(("smoke", "layout"), [(True, "directory"), (False, "archive")])
+@pytest.mark.parametrize(("smoke", "layout"), [(True, "directory"), (True, "parts"), (False, "archive")])
 def test_nothing_is_extracted_here_without_a_server_or_an_archive(
     workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, layout: str
 ) -> None:

@@ -45,10 +45,12 @@ def test_inspect_names_no_size_of_an_unpacked_environment(
     model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only an archive's is recorded; 0 MB would be wrong."""
-    record = replace(manifest.archive, name="vllm_env", size=0, sha256="")
+    record = replace(manifest.archive, name="vllm_env", size=0, sha256="", unpacked=0)
     (model / "vllm_env.json").write_text(replace(manifest, archive=record).to_json(), encoding="utf-8")
     assert _run("inspect", "--model-repository", model.parent) == 0
-    assert "archive        vllm_env, unpacked\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "archive        vllm_env, unpacked\n" in shown
+    assert "\nunpacked" not in shown
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
@@ -115,7 +117,11 @@ def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
     """A machine with a small /tmp and no GPU, which refuses the build, is good enough to download on."""
     monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
     monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cuda": 10**18, "cpu": 10**18})
-    for options in (["--profile", "cuda", "--warm"], ["--profile", "cuda"]):
+    for options in (
+        ["--profile", "cuda", "--warm"],
+        ["--profile", "cuda", "--smoke-run"],
+        ["--profile", "cpu", "--layout", "archive"],
+    ):
         assert _run(*locked, *options) == 1
         assert _run("wheelhouse", tmp_path / "house", *locked, *options) == 0, capsys.readouterr().err
     assert "No space: Triton's extraction for the smoke run" in capsys.readouterr().err
@@ -210,10 +216,11 @@ def test_cleaning_frees_environments_that_no_server_uses(tmp_path: Path, capsys:
 
 
 def test_inspect_names_the_parts(model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> None:
-    """How many, and their size together; verify looks at each."""
+    """How many, their size together, and the size of the unpacked environment; verify looks at each."""
     parts = tuple(EnvironmentRecord(f"vllm_env.parts/{n:03}.tar.gz", "0" * 64, 10**6, 1, 1) for n in range(3))
-    (model / "vllm_env.json").write_text(replace(manifest, layout="parts", parts=parts).to_json())
+    archive = replace(manifest.archive, unpacked=8_400_000_000)
+    (model / "vllm_env.json").write_text(replace(manifest, layout="parts", archive=archive, parts=parts).to_json())
     assert _run("inspect", "--model-repository", model.parent) == 0
-    assert "parts          3, 3 MB\n" in capsys.readouterr().out
+    assert "parts          3, 3 MB\nunpacked       8.4 GB\n" in capsys.readouterr().out
     assert _run("verify", "--model-repository", model.parent) == 1
     assert "000.tar.gz is missing" in capsys.readouterr().err

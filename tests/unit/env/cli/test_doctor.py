@@ -97,17 +97,35 @@ def test_without_conda_forge_the_interpreter_is_this_machines(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("needs", "name"), [("BUILD_SPACE", "cache"), ("EXTRACTED_SPACE", "server's /tmp")], ids=["build", "extraction"]
+    ("needs", "name", "said"),
+    [("BUILD_SPACE", "cache", "VLLM_ENV_CACHE=DIR"), ("EXTRACTED_SPACE", "unpacked", "VLLM_ENV_UNPACKED=DIR")],
+    ids=["build", "unpacking"],
 )
-def test_a_file_system_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, needs: str, name: str):
-    """By what the profile needs, both where it is built and where Triton extracts it; the figure is said."""
+def test_a_file_system_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, needs: str, name: str, said: str):
+    """By what the profile needs, both where it is built and where a served model unpacks it; the figure is said."""
     monkeypatch.setattr(doctor, needs, {"cpu": 1})
     assert found(name, None)[0] == "ok"
     monkeypatch.setattr(doctor, needs, {"cpu": 10**18})
     state, what, remedy = found(name, None)
     assert state == "problem"
     assert "1000000000.0 GB are needed" in what
-    assert "--layout directory" in remedy
+    assert said in remedy
+
+
+def test_a_home_on_a_network_is_no_place_to_unpack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The next folder is judged. If all are on a network, that is a problem."""
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(doctor, "EXTRACTED_SPACE", {"cpu": 1})
+    monkeypatch.setattr("vllm_env.inside.parts_places.places", lambda: [str(home / "cache"), str(temporary)])
+    monkeypatch.setattr("vllm_env.inside.parts_places.network_of", lambda place: "" if place == str(temporary) else "NFS")
+    state, what, _ = found("unpacked", None)
+    assert state == "ok"
+    assert f"free in {temporary}," in what
+    monkeypatch.setattr("vllm_env.inside.parts_places.network_of", lambda _: "NFS")
+    state, what, remedy = found("unpacked", None)
+    assert (state, what) == ("problem", f"{home / 'cache'} and the others are on a network file system")
+    assert "VLLM_ENV_UNPACKED=DIR" in remedy
 
 
 def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> doctor.Finding:

@@ -21,9 +21,10 @@ def test_a_forecast_is_of_what_is_left_to_do(workspace: Workspace, planned: Buil
     """Nothing is fetched for a prefix that the cache has; each part that a build leaves out costs less."""
     plan = make_plan(workspace, planned)
     assert plan.lock
-    whole = forecast(workspace, replace(planned, smoke=True), plan)
+    whole = forecast(workspace, replace(planned, layout=LAYOUTS["archive"], smoke=True), plan)
     assert whole.fetch == plan.lock.download_size
     assert whole.space == {str(workspace.cache.root): BUILD_SPACE["cpu"], "/tmp": EXTRACTED_SPACE["cpu"]}
+    assert "/tmp" not in forecast(workspace, replace(planned, smoke=True), plan).space
     unserved = forecast(workspace, planned, plan)
     assert "/tmp" not in unserved.space
     unpacked = forecast(workspace, replace(planned, layout=LAYOUTS["directory"], smoke=True), plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -44,6 +45,7 @@ def _run(*arguments: object) -> int:
         (["--vllm"], "--vllm"),
         (["--profile", "tpu"], "tpu"),
         (["--layout", "zip"], "zip"),
+        (["--smoke-run", "--no-smoke-run"], "Argument --no-smoke-run: not allowed with argument --smoke-run."),
         (["--locked", "--upgrade"], "Argument --upgrade: not allowed with argument --locked."),
         (["--jobs", "-3"], "'-3' is not a number of 0 or more"),
         (["--wheelhouse", "/nonexistent"], "--wheelhouse /nonexistent is not a folder"),
@@ -86,7 +88,7 @@ def test_a_wrong_spec_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As lines for a user, and as JSON for a program; nothing is made."""
-    options = [*locked, "--profile", "cpu", "--no-smoke-run", "--warm"]
+    options = [*locked, "--profile", "cpu", "--layout", "archive", "--no-smoke-run", "--warm"]
     assert _run(*options) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert _run(*options, "--json") == 0
@@ -137,7 +139,8 @@ def test_a_dry_run_builds_no_wheel(locked: list[str], tmp_path: Path, capsys: py
 def built(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildResult:
     """What a build that was served and warmed returns; none is run."""
     model = tmp_path / "models" / "vllm"
-    smoke = SmokeResult(("model vllm", "PASS: vLLM example"), (("Hello", " there"),), 2.0, {})
+    answers = (("Hello", " there"),)
+    smoke = SmokeResult(("model vllm", "PASS: vLLM example"), answers, 2.0, {}, "2026-01-02T03:04:05+00:00")
     warmed = Warmed(model / "vllm_cache", 3, 2_000_000, 4.0)
     triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
     result = BuildResult(model, manifest, rebuilt=True, triton=triton, smoke=smoke, warmed=warmed)
@@ -160,6 +163,47 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
         f"  {tmp_path}/triton/bin/tritonserver --model-store={tmp_path}/models",
         f"  {shlex.quote(sys.executable)} client/client.py --iterations 10",
     ]
+
+
+def test_answers_of_an_earlier_run_have_its_date(
+    built: BuildResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are the same lines, after one that says when they were given."""
+    assert built.smoke
+    recalled = dataclasses.replace(built, smoke=dataclasses.replace(built.smoke, recalled=True), rebuilt=False)
+    monkeypatch.setattr("vllm_env.cli.main.build", lambda *_, **__: recalled)
+    assert _run() == 0
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "the smoke run of 2026-01-02T03:04:05+00:00 (--smoke-run repeats it):",
+        "'Hello' -> ' there'",
+        "PASS: vLLM example",
+        f"{built.model}: unchanged, vLLM 0.32.0 for Triton 24.10",
+    ]
+
+
+def test_a_build_without_a_gpu_ends_with_why_it_was_not_served(
+    built: BuildResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is a success, and the model is for another machine; a program reads the reason, too."""
+    unserved = dataclasses.replace(built, smoke=None, warmed=None, unserved="no GPU")
+    monkeypatch.setattr("vllm_env.cli.main.build", lambda *_, **__: unserved)
+    assert _run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{built.model}: built, vLLM 0.32.0 for Triton 24.10"
+    assert lines[-1] == "not served here: no GPU"
+    assert _run("--json") == 0
+    assert json.loads(capsys.readouterr().out)["not_served"] == "no GPU"
+
+
+def test_a_dry_run_without_a_gpu_says_that_nothing_would_be_served(
+    locked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And asks for no space in /tmp."""
+    monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
+    assert _run(*locked, "--profile", "cuda", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["smoke_run"] == "not served here: no GPU"
+    assert "/tmp" not in facts["bytes_needed"]
 
 
 @pytest.mark.usefixtures("built")
@@ -214,6 +258,8 @@ def test_json_of_a_build_has_all_of_it(built: BuildResult, capsys: pytest.Captur
         "model": str(built.model),
         "rebuilt": True,
         "smoke_run": [{"prompt": "Hello", "answer": " there"}],
+        "served_at": "2026-01-02T03:04:05+00:00",
+        "not_served": "",
         "warm": {"folder": str(built.model / "vllm_cache"), "bytes": 2_000_000},
         "manifest": json.loads(built.manifest.to_json()),
     }

@@ -61,6 +61,7 @@ def test_every_option_reaches_the_request(tmp_path: Path) -> None:
     assert request.model_folder == Path.cwd() / "models" / "mine"
     assert request.lock == LockOptions(locked=True, upgrade=False)
     assert (request.smoke, request.smoke_model, request.warm) == (False, "opt", True)
+    assert (_request("--smoke-run").smoke, _request("--smoke-run").smoke_again) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_the_help_of_adopt_names_what_it_takes(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("command", [[], ["build"], *([name] for name in COMMANDS)])
 def test_options_are_not_abbreviated(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A script with --quie must not change its meaning when an option is added."""
-    assert main([*command, *(["DIR"] if command in (["adopt"], ["wheelhouse"]) else []), "--quie"]) == 2
+    assert main([*command, *(["DIR"] if command in (["adopt"], ["unpack"], ["wheelhouse"]) else []), "--quie"]) == 2
     assert "Did you mean --quiet?" in capsys.readouterr().err
 
 
@@ -68,7 +68,7 @@ def test_options_are_not_abbreviated(command: list[str], capsys: pytest.CaptureF
         (["--frobnicate"], "--frobnicate", "See gen_vllm_env.sh --help."),
         (["inpsect"], "'inpsect'", "Did you mean inspect?"),
         (["biuld", "--json"], "'biuld'", "Did you mean build?"),
-        (["xyz"], "'xyz'", "There are: adopt, doctor, inspect, verify, clean, wheelhouse, build."),
+        (["xyz"], "'xyz'", "There are: adopt, doctor, inspect, verify, unpack, clean, wheelhouse, build."),
         (["--keep", "test"], "--keep test names no rule", "Did you mean tests?"),
         (["--keep", "tests", "--keep", "symbol"], "--keep symbol names no rule", "Did you mean symbols?"),
         (["--keep", "x"], "--keep x names no rule", f"There are: {', '.join(rule.name for rule in RULES)}."),

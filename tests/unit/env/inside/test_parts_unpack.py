@@ -11,8 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,97 +18,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.patience import LIMIT, wait_for
-from vllm_env import inside
+from support.small_parts import KEY, SITE, Small
 from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.inside.parts_places import MARK, VARIABLE
 from vllm_env.inside.parts_unpack import FOLDER, UnpackError
-from vllm_env.layout import parts
-from vllm_env.layout.tar import TarPlan, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-KEY = uuid.uuid4().hex  # the last place is the same for all runs
-SITE = Path("lib/python3.11/site-packages")
-_USE = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-sys.prefix = sys.argv[3]  # as in an interpreter of the environment
-import _vllm_env_unpack as unpack
-print(unpack.use(sys.argv[2]))
-import one
-print(one.__file__)
-print(sys.prefix)
-print(os.environ["PATH"])
-print(sys.argv[1] in sys.path)
-sys.stdout.flush()
-input()
-"""
-
-
-@dataclass
-class Small:
-    """A small archive as Triton has extracted it, and a model's folder with its parts."""
-
-    folder: Path
-    model: Path
-    facts: dict[str, Any]
-
-    @property
-    def parts(self) -> str:
-        return str(self.model / FOLDER)
-
-    def start(self, place: Path, **variables: str) -> subprocess.Popen[str]:
-        """A process that uses the environment until its standard input is closed."""
-        environment = {
-            "PATH": f"{self.folder}/bin:/bin",
-            "HOME": str(self.folder.parent / "home"),
-            VARIABLE: str(place),
-            **variables,
-        }
-        command: list[str | Path] = [sys.executable, "-I", "-S", "-c", _USE, self.folder / SITE, self.model, self.folder]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-    def run(self, place: Path, **variables: str) -> tuple[int, list[str], str]:
-        """Status, what was printed, and the log of a process that uses the environment and ends."""
-        process = self.start(place, **variables)
-        out, log = process.communicate("\n", timeout=120)
-        return process.returncode, out.splitlines(), log
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Small:
-    """Three parts: a module, a file of several megabytes with its links, and a deep name."""
-    source, model, folder = tmp_path / "source", tmp_path / "model", tmp_path / "small"
-    long = SITE / ("d" * 90) / ("e" * 90) / "long.txt"
-    for name, data in ((SITE / "one.py", b"ONE = 1\n"), (SITE / "big.bin", os.urandom(5_000_000)), (long, b"long")):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(data)
-    (source / SITE / "tool").write_text("#!/bin/sh\n")
-    (source / SITE / "tool").chmod(0o755)
-    (source / SITE / "link").symlink_to("big.bin")
-    (source / SITE / "empty").mkdir()
-    (model / FOLDER).mkdir(parents=True)
-    rows: list[dict[str, Any]] = []
-    for number, names in enumerate(((SITE / "one.py", SITE / "tool"), (SITE / "big.bin", SITE / "link"), (long, SITE / "empty"))):
-        plan = TarPlan()
-        for name in names:
-            plan.add(str(source / name), str(name))
-        file = model / FOLDER / f"{number:03}.tar.gz"
-        digest = write_archive(plan, file)
-        rows.append({"name": file.name, "sha256": digest, "size": file.stat().st_size, "unpacked": plan.size})
-    facts = {"key": KEY, "unpacked": sum(row["unpacked"] for row in rows), "parts": rows, "modules": ["one"]}
-    (folder / SITE).mkdir(parents=True)
-    (folder / "bin").mkdir()
-    (folder / "bin" / "python").symlink_to(sys.executable)
-    (folder / "lib" / "base.txt").write_text("base")
-    for packed, shipped in parts._UNPACKER.items():
-        if packed.startswith("_vllm_env_unpack/"):
-            (folder / SITE / packed).parent.mkdir(exist_ok=True)
-            shutil.copy(inside.FOLDER / shipped, folder / SITE / packed)
-    (folder / SITE / parts_unpack.DESCRIPTION).write_text(json.dumps(facts))
-    return Small(folder, model, facts)
 
 
 def contents(tree: Path) -> Mapping[str, object]:
@@ -367,6 +281,31 @@ def test_a_place_from_which_nothing_may_be_run_is_passed_over(
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(UnpackError, match="place: it is mounted noexec"):
         parts_unpack.find(small.facts, small.parts, lambda _: None)
+
+
+def test_a_network_file_system_is_passed_over(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the operator names it; the log says why. What is there whole is used all the same."""
+    far, near = tmp_path / "far", tmp_path / "near"
+    monkeypatch.setattr(parts_unpack, "places", lambda: [str(far), str(near)])
+    monkeypatch.setattr(parts_places, "_file_system", lambda place: 0x6969 if place == str(far) else 0)
+    monkeypatch.setattr(parts_unpack, "_prefix", str(small.folder))
+    monkeypatch.setattr(parts_unpack, "_package", str(small.folder / SITE / "_vllm_env_unpack"))
+    told: list[str] = []
+    assert parts_unpack.find(small.facts, small.parts, told.append) == str(near / KEY)
+    assert f"cannot unpack in {far}: it is on a network file system (NFS)" in told
+    (near / KEY).rename(far / KEY)
+    (far / f"{KEY}.lock").touch()
+    assert parts_unpack.find(small.facts, small.parts, told.append) == str(far / KEY)
+
+
+def test_the_type_of_a_file_system_is_the_kernels_number() -> None:
+    """As coreutils' stat prints it; /proc is known by heart."""
+    assert parts_places._file_system("/proc") == 0x9FA0
+    for place in ("/", "/dev/shm", "/tmp"):
+        said = subprocess.check_output(["stat", "--file-system", "--format=%t", place], text=True)
+        assert parts_places._file_system(place) == int(said, 16)
+    assert parts_places._file_system("/no/such/place") == 0
+    assert parts_places._file_system("/tmp") not in parts_places._NETWORKS
 
 
 def test_places_are_looked_for_in_the_documented_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

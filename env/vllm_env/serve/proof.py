@@ -1,0 +1,131 @@
+"""Remember the answers of a smoke run for as long as nothing has changed that they depend on.
+
+The cache has one entry for each model's folder: the result of the folder's last smoke run, and the
+state of all files and devices that it used.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_env.base.cache import Cache, key_of
+from vllm_env.base.filesystem import file_sha256, write_whole
+from vllm_env.base.machine import gpus
+from vllm_env.base.workspace import CHECKOUT
+from vllm_env.model.files import CODE, CONFIG_NAME, ENGINE_ARGS_NAME
+from vllm_env.model.manifest import MANIFEST_NAME, Manifest
+from vllm_env.publish.model_folder import code_files
+from vllm_env.publish.official_model import LORA_NAME
+from vllm_env.triton.root import STUB_LIBRARIES
+
+from .smoke import SmokeResult
+
+CLIENT = CHECKOUT / "client" / "client.py"
+PROMPTS = CHECKOUT / "prompts.txt"
+# Triton starts the server and loads its Python backend from these folders of its root.
+_TRITON_FOLDERS = ("bin", "lib", "backends/python")
+
+_State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A published model, and with what a smoke run serves it.
+
+    Attributes:
+        model: the published folder.
+        manifest: its manifest.
+        triton: the Triton root.
+        smoke_model: the model that the user named for the smoke run, or "".
+        own: the model's own JSON files, the engine arguments first; empty for most models.
+    """
+
+    model: Path
+    manifest: Manifest
+    triton: Path
+    smoke_model: str
+    own: Mapping[str, Mapping[str, Any]]
+
+
+def recall(cache: Cache, subject: Subject) -> SmokeResult | None:
+    """Return the result of the last smoke run; None if there was none, or something has changed."""
+    try:
+        entry = json.loads(_file(cache, subject).read_text("utf-8"))
+        if entry["state"] != _state_of(subject):
+            return None
+        document = entry["result"]
+        document["answers"] = tuple((prompt, answer) for prompt, answer in document["answers"])
+        document["client_lines"] = tuple(document["client_lines"])
+        return SmokeResult(**document, recalled=True)
+    # There is no entry, or it was written by another version.
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remember(cache: Cache, subject: Subject, result: SmokeResult) -> None:
+    """Keep the result of a smoke run of the published model."""
+    document = dataclasses.asdict(result)
+    # It only says where the result comes from.
+    del document["recalled"]
+    file = _file(cache, subject)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps({"state": _state_of(subject), "result": document}))
+
+
+def content_of(model: Path) -> dict[str, str]:
+    """Return the digests of a model's configuration and code, by their path in its folder.
+
+    A smoke run serves a copy. The user may edit the published files meanwhile.
+    """
+    files = [model / CONFIG_NAME, *code_files(model / CODE)]
+    return {str(file.relative_to(model)): file_sha256(file) for file in files}
+
+
+def _file(cache: Cache, subject: Subject) -> Path:
+    return cache.path("proofs", key_of(str(subject.model.resolve())))
+
+
+def _state_of(subject: Subject) -> _State:
+    """Return the state in the form in which JSON gives it back."""
+    is_for_gpu = subject.manifest.spec.get("profile") == "cuda"
+    return {
+        # Size and mtime, because an environment has several GB.
+        "files": {str(file): _stat(file) for file in _files(subject)},
+        "smoke_model": subject.smoke_model,
+        "gpus": gpus() if is_for_gpu else "",
+    }
+
+
+def _files(subject: Subject) -> Iterator[Path]:
+    model = subject.model
+    for name in (MANIFEST_NAME, CONFIG_NAME, ENGINE_ARGS_NAME, LORA_NAME):
+        yield model / name
+    for record in subject.manifest.environment:
+        yield model / record.name
+    yield model / subject.manifest.stub.name
+    yield from (model / STUB_LIBRARIES).iterdir()
+    yield from code_files(model / CODE)
+    for name in _TRITON_FOLDERS:
+        yield from _files_in(subject.triton / name)
+    yield PROMPTS
+    yield from CLIENT.parent.glob("*.py")
+    # A name on the hub is usually no folder here. It then has no files.
+    own = next(iter(subject.own.values()), {})
+    if own.get("model"):
+        yield from _files_in(Path(str(own["model"])))
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    # Without folders: Python writes a __pycache__ next to Triton's own modules.
+    return (path for path in folder.glob("*") if path.is_file())
+
+
+def _stat(path: Path) -> list[int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns]

@@ -1,0 +1,180 @@
+"""``unpack``: the same whole environment from every layout, in an empty folder, or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.small_build import small_lock
+from support.small_fixtures import copy_slim, workspace_in
+from vllm_env.base.filesystem import file_sha256
+from vllm_env.cli.main import main
+from vllm_env.inside import parts_unpack
+from vllm_env.layout import LAYOUTS, parts
+from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
+from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.relocate import install_runtime, make_relocatable, site_packages
+
+SITE = "lib/python3.11/site-packages"
+
+
+@pytest.fixture(scope="module")
+def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prefix with the start-up hook, a package, a NumPy and a program."""
+    prefix = tmp_path_factory.mktemp("unpack") / "env"
+    copy_slim(bare_prefix, prefix)
+    install_runtime(prefix, "identity")
+    for name in ("numpy/__init__.py", "vllm/__init__.py"):
+        (prefix / SITE / name).parent.mkdir()
+        (prefix / SITE / name).write_text("NAME = 1\n" * 9_000)
+    (prefix / "bin/ray").write_text("#!/bin/sh\necho started\n")
+    (prefix / "bin/ray").chmod(0o755)
+    make_relocatable(prefix, site_packages(prefix))
+    return prefix
+
+
+@dataclass(frozen=True)
+class Model:
+    """A published model's folder."""
+
+    folder: Path
+
+    def unpack(self, folder: Path, *options: str) -> int:
+        return main(["unpack", str(folder), "--model-repository", str(self.folder.parent), *options])
+
+
+@pytest.fixture(scope="module", params=sorted(LAYOUTS))
+def layout(request: pytest.FixtureRequest) -> str:
+    """Each of them."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(layout: str, prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The prefix in a model's folder of this layout, with its manifest."""
+    place = tmp_path_factory.mktemp(layout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "_PART_BYTES", 100_000)
+        packed = LAYOUTS[layout].pack(workspace_in(place / "cache"), Prefix(prefix, "key", small_lock(), (), reused=False))
+    folder = place / "models/vllm"
+    folder.mkdir(parents=True)
+    LAYOUTS[layout].place(packed.path, folder)
+    stub = folder / "triton_python_backend_stub"
+    stub.write_text("stub")
+    environment, *others = packed.records
+    manifest = Manifest(
+        "k", layout, VllmRecord("0.99.0", "", "vllm", "release"), "3.11.7", {}, "24.10",
+        environment, StubRecord(file_sha256(stub), 4, "3.11", "24.10", "prebuilt"),
+        spec={"profile": "cpu"}, lock_digest="c", left_out=(), built_at="2026-01-01T00:00:00+00:00", parts=tuple(others),
+    )  # fmt: skip
+    (folder / "vllm_env.json").write_text(manifest.to_json())
+    return Model(folder)
+
+
+def folders_of(tree: Path) -> list[Path]:
+    """A folder and all below it."""
+    return [tree, *(path for path in tree.rglob("*") if path.is_dir() and not path.is_symlink())]
+
+
+def contents(tree: Path) -> dict[str, object]:
+    """Each file and link by its name, with its content and whether it can be run."""
+    found: dict[str, object] = {}
+    for path in tree.rglob("*"):
+        name = str(path.relative_to(tree))
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        elif path.is_file():
+            found[name] = (file_sha256(path), bool(path.stat().st_mode & stat.S_IXUSR))
+    return found
+
+
+def test_it_is_the_whole_environment_for_every_user_and_place(
+    model: Model, prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that the prefix has, and nothing of the small archive's own; it runs after a move, whatever the umask was."""
+    (tmp_path / "new").mkdir()
+    before = os.umask(0o077)
+    try:
+        assert model.unpack(tmp_path / "new/env", "--json") == 0
+    finally:
+        os.umask(before)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["environment"] == str(tmp_path / "new/env")
+    assert facts["bytes"] > 10**6
+    whole = contents(tmp_path / "new/env")
+    assert whole.keys() >= {*contents(prefix), "bin/activate"} - {f"{SITE}/README.txt"}
+    assert not {Path(name).name for name in whole} & set(parts_unpack.OWN)
+    assert {path.stat().st_mode & 0o555 for path in folders_of(tmp_path / "new/env")} == {0o555}
+    (tmp_path / "new/env").rename(tmp_path / "moved")
+    for program, said in (("ray", "started"), ("python", "vllm")):
+        options = ["-c", "import vllm; print(vllm.__name__)"] if program == "python" else []
+        done = subprocess.run([tmp_path / "moved/bin" / program, *options], capture_output=True, text=True, check=True, env={})
+        assert done.stdout == f"{said}\n"
+
+
+def test_an_empty_folder_may_be_there(model: Model, tmp_path: Path) -> None:
+    """As the mount point of a volume is; it stays the same folder, with its mode."""
+    target = tmp_path / "volume"
+    target.mkdir()
+    target.chmod(0o700)
+    before = target.stat()
+    assert model.unpack(target) == 0
+    assert (target.stat().st_ino, target.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert os.access(target / "bin/python", os.X_OK)
+    assert not [path for path in target.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_there_is_not_touched(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    """A folder with anything in it, or a file: wrong usage."""
+    target = tmp_path / "there"
+    mine = target
+    if kind == "folder":
+        target.mkdir()
+        mine = target / "mine"
+    mine.write_text("mine")
+    assert model.unpack(target) == 2
+    assert f"{target} is not an empty folder" in capsys.readouterr().err
+    assert mine.read_text() == "mine"
+    assert kind == "file" or [path.name for path in target.iterdir()] == ["mine"]
+
+
+def test_a_changed_file_is_refused_and_nothing_is_left(
+    model: Model, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its digest, before anything is unpacked. The files of an unpacked environment have none."""
+    if layout == "directory":
+        pytest.skip("its files are not recorded")
+    copy = Model(shutil.copytree(model.folder, tmp_path / "models/vllm"))
+    for file in ("vllm_env.tar.gz", "vllm_env.parts/000.tar.gz")[: 1 + (layout == "parts")]:
+        archive = copy.folder / file
+        before = archive.read_bytes()
+        archive.write_bytes(before[:-9] + b"x" * 9)
+        assert copy.unpack(tmp_path / "new/env") == 1
+        assert f"{archive} does not match" in capsys.readouterr().err
+        assert not (tmp_path / "new/env").exists()
+        archive.write_bytes(before)
+
+
+def test_too_little_space_is_told_before(
+    model: Model, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the folder that was made for it is gone again."""
+    monkeypatch.setattr("vllm_env.base.filesystem.free_space", lambda _: 1000)
+    assert model.unpack(tmp_path / "new") == 1
+    work = "copying" if layout == "directory" else "unpacking"
+    assert f"No space: {work} the " in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_that_was_not_built_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message says how to build it."""
+    assert Model(tmp_path / "models/vllm").unpack(tmp_path / "new") == 1
+    assert "holds no built environment" in capsys.readouterr().err
