@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-
-def arrival_times(
-    *, count: int, rate: float, seed: int, burstiness: float = 1.0
-) -> Iterator[float]:
-    """Yield the times at which requests are due, in seconds from the start, in their order.
+def arrival_times(*, count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
+    """Return the times at which requests are due, in seconds from the start, in their order.
 
     The same seed gives the same times. The gaps have the gamma distribution, as those of
     ``vllm bench serve``: a burstiness of 1 is a Poisson process, less comes in bursts, more is more
@@ -35,4 +28,5 @@ def arrival_times(
         gaps = np.random.default_rng(seed).gamma(burstiness, size=count + 1)
     times = np.cumsum(gaps)
     times *= window / times[-1]
-    yield from map(float, times[:-1])
+    found: list[float] = times[:-1].tolist()
+    return found

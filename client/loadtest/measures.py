@@ -10,16 +10,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from loadtest.record import Outcome
+from loadtest.record import REQUEST_TIMES, Outcome
 from loadtest.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from loadtest.record import Record
-
-# What `--goodput` can limit, as in `vllm bench serve`.
-GOALS = ("ttft", "tpot", "e2el")
 
 
 def ttft(record: Record, start: float) -> float:
@@ -52,7 +49,7 @@ class Measures:
     """Collect the records of a run in little memory, and compute its figures.
 
     Attributes:
-        goals: the most milliseconds for a good answer, by names of ``GOALS``.
+        goals: the most milliseconds for a good answer, by names of ``REQUEST_TIMES``.
         sent: requests that were sent.
         outcomes: their number by outcome.
         failures: failed requests by the kind of failure.
@@ -151,7 +148,7 @@ class Measures:
         kinds = {"ttft": self.ttft, "tpot": self.tpot, "itl": self.itl, "e2el": self.e2el}
         planned = {"ttft": self.planned_ttft, "e2el": self.planned_e2el}
         # A failed request has no gaps between pieces: nobody can say how many are missing.
-        by_request = {name: kinds[name] for name in GOALS}
+        by_request = {name: kinds[name] for name in REQUEST_TIMES}
         return {
             "duration": duration,
             "sent": self.sent,

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# The times that `vllm bench serve` takes of each request, and for which goals can be set.
+REQUEST_TIMES = ("ttft", "tpot", "e2el")
+
 
 @dataclass(frozen=True)
 class Request:

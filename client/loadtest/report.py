@@ -1,0 +1,127 @@
+"""Show the figures of a run, and write them as JSON.
+
+``report.schema.json`` describes the file.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from loadtest.answers import writing
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from loadtest.run import Result
+
+
+def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
+    """Return the contents of the report: the load, the figures, and the client's own part."""
+    figures = result.measures.figures(result.duration, options.metric_percentiles)
+    client = result.overhead.figures()
+    # Figures that the client has spoiled do not say whether the server reached the goals.
+    if client["bottleneck"]:
+        figures["request_goodput"] = None
+    rate = options.request_rate
+    return {
+        "date": f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}",
+        "backend": "triton",
+        "model_id": options.model,
+        "num_prompts": result.planned,
+        "request_rate": "inf" if rate == float("inf") else rate,
+        "burstiness": "inf" if options.burstiness == float("inf") else options.burstiness,
+        "max_concurrency": options.max_concurrency,
+        "seed": options.seed,
+        "goodput": options.goodput,
+        "streaming": options.streaming_mode,
+        "interrupted": result.interrupted,
+        "tokens_counted": result.tokens_counted,
+        **figures,
+        "client": client,
+    }
+
+
+def write_report(path: Path, figures: Mapping[str, Any]) -> None:
+    """Write the figures as JSON.
+
+    Raises:
+        ClientError: the file cannot be written.
+    """
+    with writing(path, "--report"):
+        text = json.dumps(figures, indent=1, allow_nan=False)
+        path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str]:
+    """Return lines with the figures for the terminal."""
+    lines = [_requests(figures), _speed(figures)]
+    names = ["ttft", "tpot", *(["itl"] if options.is_load_test else [])]
+    shown = [*names, "e2el"] if figures["streaming"] else ["e2el"]
+    if not figures["completed"]:
+        return lines[:1]
+    lines += [_times(name, figures, options.metric_percentiles) for name in shown]
+    if not figures["streaming"]:
+        lines.append("TTFT, TPOT: need --streaming-mode; a whole answer comes in one piece")
+    if options.is_load_test:
+        lines += _details(figures, options.metric_percentiles)
+    return lines
+
+
+def _requests(figures: Mapping[str, Any]) -> str:
+    parts = [f"{figures['completed']} answered"]
+    if figures["failed"]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in figures["failures"].items())
+        parts.append(f"{figures['failed']} failed ({kinds})")
+    if figures["cancelled"]:
+        parts.append(f"{figures['cancelled']} cancelled")
+    return f"Requests: {figures['sent']} sent, {', '.join(parts)}, in {figures['duration']:.2f} s"
+
+
+def _speed(figures: Mapping[str, Any]) -> str:
+    requests = f"{figures['request_throughput']:.4g} requests/s"
+    if not figures["tokens_counted"]:
+        return f"Throughput: {requests}; this server does not count tokens"
+    tokens = f"{figures['output_throughput']:,.0f} output tokens/s"
+    return f"Throughput: {tokens} ({figures['total_output_tokens']:,} tokens), {requests}"
+
+
+def _times(name: str, figures: Mapping[str, Any], percents: tuple[float, ...]) -> str:
+    percentiles = [f"p50 {figures[f'median_{name}_ms']:.1f} ms"]
+    percentiles += [f"p{p:g} {figures[f'p{p:g}_{name}_ms']:.1f} ms" for p in percents]
+    return f"{name.upper()}: {', '.join(percentiles)}"
+
+
+def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[str]:
+    planned = figures["from_planned_time"]
+    names = ("ttft", "e2el") if figures["streaming"] else ("e2el",)
+    lines = [f"{_times(name, planned, percents)} from the planned time" for name in names]
+    if figures["failed"]:
+        worst = figures["with_failures"]
+        known = {name: float("inf") if value is None else value for name, value in worst.items()}
+        lines.append(f"{_times('e2el', known, percents)} with failures as infinite")
+    if figures["histogram"]:
+        rounded = ", ".join(name.upper() for name in figures["histogram"])
+        lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
+    client = figures["client"]
+    lines.append(
+        f"Client: {client['cpu']:.0%} of a core, woke up {client['p99_lag_ms']:.1f} ms late (p99)"
+    )
+    if figures["goodput"]:
+        lines.append(_goodput(figures))
+    elif client["bottleneck"]:
+        lines.append(f"The client was the bottleneck: {' and '.join(client['bottleneck'])}")
+    return lines
+
+
+def _goodput(figures: Mapping[str, Any]) -> str:
+    goals = " ".join(f"{name}:{limit:g}" for name, limit in figures["goodput"].items())
+    if reasons := figures["client"]["bottleneck"]:
+        return (
+            f"Goodput ({goals}): no verdict, the client was the bottleneck: "
+            f"{' and '.join(reasons)}; start several clients, or run it on another machine"
+        )
+    return f"Goodput ({goals}): {figures['request_goodput']:.4g} requests/s"
