@@ -141,7 +141,7 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     add(
         "--exclude-inputs-in-outputs",
         action="store_true",
-        help="leave the prompt out of the answer",
+        help="leave the prompt out of the answer; in a stream it never comes back",
     )
     add("-l", "--lora-name", metavar="NAME", help="LoRA adapter for all requests")
     add(

@@ -45,7 +45,8 @@ class Endpoint:
     Attributes:
         url: host and port of the server's gRPC, ``localhost:8001``.
         model: name of the model.
-        exclude_input: whether the model leaves the prompt out of its answer.
+        exclude_input: whether the model is told to leave the prompt out of its answer. If not, it
+            does so in a stream only.
         stream_timeout: seconds for each request; None waits forever.
         first_id: the request with index 0 has this id.
         wait_ready: seconds to wait for the model before the first request.
@@ -56,7 +57,7 @@ class Endpoint:
 
     url: str
     model: str
-    exclude_input: bool = True
+    exclude_input: bool = False
     stream_timeout: float | None = None
     first_id: int = 0
     wait_ready: float = 0.0
@@ -276,8 +277,10 @@ class TritonClient:
 
     def _switches(self, *, stream: bool) -> list[InferInput]:
         if stream not in self._flags:
-            values = {"stream": stream, "exclude_input_in_output": self._endpoint.exclude_input}
-            values |= dict.fromkeys(_FLAGS, True)
+            values = {"stream": stream, **dict.fromkeys(_FLAGS, True)}
+            # The official backend refuses false in a stream.
+            if self._endpoint.exclude_input:
+                values["exclude_input_in_output"] = True
             self._flags[stream] = [
                 _boolean(name, value=value)
                 for name, value in values.items()

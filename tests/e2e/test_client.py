@@ -37,6 +37,18 @@ def test_forty_results_in_the_order_of_the_prompts(server: TritonServer, tmp_pat
     assert results == [*(answer for _, answer in FACTS * 10), ""]
 
 
+@pytest.mark.parametrize(("mode", "with_prompt"), [([], True), (["--streaming-mode"], False)])
+def test_the_prompt_comes_back_in_whole_answers_only(
+    server: TritonServer, tmp_path: Path, mode: list[str], with_prompt: bool
+) -> None:
+    """As with the official sample: a stream never has it, and no answer has it with --exclude-inputs-in-outputs (above)."""
+    done = run(server, tmp_path, *mode)
+    assert done.returncode == 0, done.stderr
+    results = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
+    assert results == [*((prompt if with_prompt else "") + answer for prompt, answer in FACTS), ""]
+    assert f'"{FACTS[2][0]}" -> "{FACTS[2][1]}"' in done.stdout.splitlines()
+
+
 def test_failed_request_does_not_spoil_the_others(server: TritonServer, tmp_path: Path) -> None:
     """A prompt longer than the model takes fails alone: FAIL, its number and reason, and the answer before it."""
     (tmp_path / "prompts.txt").write_text("The capital of France is\n" + "word " * 2000 + "\n")

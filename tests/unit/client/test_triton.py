@@ -67,12 +67,12 @@ def test_a_request_says_what_it_asks_for() -> None:
     """Ids from the offset on, headers, parameters, a chat in the input of that name, and whether the prompt comes back."""
     chat = request(1, '[{"role": "user"}]', is_chat=True)
     with EchoServer() as server:
-        found = ask(server, [request(0, "a"), chat], first_id=5, exclude_input=False, headers={"authorization": "me"}, places=1)
+        found = ask(server, [request(0, "a"), chat], first_id=5, headers={"authorization": "me"}, places=1)
         first, second = server.requests
         assert all(headers["authorization"] == "me" for headers in server.metadata)
     assert found[0].text == " 5: a"
     assert json.loads(first["sampling_parameters"][4:]) == {"temperature": 0}
-    assert first["exclude_input_in_output"] == b"\0"
+    assert "exclude_input_in_output" not in first
     assert "text_input" not in second
     assert json.loads(second["messages"][4:]) == [{"role": "user"}]
 
