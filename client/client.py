@@ -38,7 +38,7 @@ _SHOWN = 60
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the client with ``argv``, by default ``sys.argv[1:]``, and return the exit code."""
-    options = parse(argv, "Asks a vLLM model served by Triton, and measures the answers.")
+    options = parse(argv)
     # An answer may contain characters that an ASCII terminal cannot show. In a test, stdout may be
     # another kind of stream.
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -23,17 +23,26 @@ _RANDOM_PROMPTS = 1000
 RANDOM_OUTPUT_LEN = 128
 
 
-def parse(arguments: Sequence[str] | None, description: str) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = argparse.ArgumentParser(
+        prog="client.py",
+        description="Asks a vLLM model served by Triton to complete prompts, and measures it.",
+    )
+    _add_sample(parser)
+    _add_load(parser)
+    _add_measures(parser)
+    _add_connection(parser)
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options, by default of ``sys.argv``.
 
     Raises:
         SystemExit: an option is wrong, or two do not fit together. The exit status is 2.
     """
-    parser = argparse.ArgumentParser(prog="client.py", description=description)
-    _add_sample(parser)
-    _add_load(parser)
-    _add_measures(parser)
-    _add_connection(parser)
+    parser = build_parser()
     options = parser.parse_args(arguments)
     _check(parser, options)
     options.is_load_test = any(

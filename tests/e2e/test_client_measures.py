@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
-MODEL = Path(loadtest.__file__).with_name("known_delays") / "1" / "model.py"
+MODEL = Path(loadtest.__file__).with_name("known_delays.py")
 FIRST_MS, GAP_MS, TOKENS = 60, 15, 8
 
 
@@ -34,7 +34,7 @@ def prepare(model: Path) -> None:
     """Put the model of known delays in the place of vLLM's."""
     shutil.rmtree(model / "1")
     (model / "1").mkdir()
-    shutil.copy(MODEL, model / "1")
+    shutil.copy(MODEL, model / "1" / "model.py")
 
 
 @pytest.fixture(scope="module")

@@ -234,7 +234,7 @@ def matches(value: Any, schema: dict[str, Any]) -> None:
 
 def test_a_bottleneck_gives_no_verdict() -> None:
     """Figures that the client has spoiled do not say whether the server reached the goals."""
-    options = parse(["-s", "--goodput", "ttft:200"], "")
+    options = parse(["-s", "--goodput", "ttft:200"])
     measures = Measures(options.goodput)
     request = Request(0, "", {}, stream=True)
     measures.add(Record(request, due=0.0, sent=0.0, times=[0.1], output_tokens=1, outcome=Outcome.ANSWERED))
