@@ -69,7 +69,10 @@ def _run(options: argparse.Namespace) -> int:
     _show(options, prompts, result)
     if result.interrupted:
         return 130
-    return 0 if result.measures.failed <= options.max_failures else 1
+    failed = result.measures.failed
+    if result.comparison:
+        failed += result.comparison.second.failed
+    return 0 if failed <= options.max_failures else 1
 
 
 def _load(options: argparse.Namespace) -> tuple[Sequence[Prompt], int | None]:

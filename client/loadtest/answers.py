@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 SEPARATOR = "\n=========\n\n"
 # Bytes of text that need no temporary file.
 _IN_MEMORY = 1 << 20
-# The place of a request that is still running.
-_NONE = -1
 
 
 def check_writable(path: Path, flag: str) -> None:
@@ -65,7 +63,8 @@ class TextStore:
         index = record.request.index
         missing = index + 1 - len(self._starts)
         if missing > 0:
-            self._starts.extend([_NONE] * missing)
+            # Without a text, for the time being.
+            self._starts.extend([0] * missing)
             self._lengths.extend([0] * missing)
         # An answer may have half of a surrogate pair.
         text = record.text.encode("utf-8", errors="replace")
@@ -78,9 +77,6 @@ class TextStore:
     def texts(self) -> Iterator[str]:
         """Yield the texts in the order of the requests."""
         for start, length in zip(self._starts, self._lengths, strict=True):
-            if start == _NONE:
-                yield ""
-                continue
             self._file.seek(start)
             yield self._file.read(length).decode("utf-8")
 
@@ -114,7 +110,8 @@ class JsonLines:
         self._path = path
         self._started = started
         with writing(path, "--results-file"):
-            self._file: IO[str] = path.open("w", encoding="utf-8", newline="\n")
+            # Each line at once: a run that is killed leaves what it has.
+            self._file: IO[str] = path.open("w", buffering=1, encoding="utf-8", newline="\n")
 
     def add(self, record: Record) -> None:
         """Write a record."""
@@ -123,7 +120,7 @@ class JsonLines:
             self._file.write(f"{line}\n")
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Close the file."""
         with writing(self._path, "--results-file"):
             self._file.close()
 

@@ -48,31 +48,53 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.is_load_test = any(
         getattr(options, name) != parser.get_default(name)
         for name in ("max_concurrency", "request_rate", "duration", "num_prompts", "num_warmups")
-    ) or bool(options.goodput or options.report or options.random_input_len)
+    ) or bool(options.goodput or options.report or options.random_input_len or options.versus)
     options.goodput = dict(options.goodput)
     options.header = dict(options.header)
     return options
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if options.iterations is not None and options.num_prompts is not None:
-        parser.error("give either --iterations or --num-prompts")
-    if options.random_input_len is None:
-        if options.random_output_len is not None or options.random_prefix_len:
-            parser.error("--random-output-len and --random-prefix-len need --random-input-len")
-    elif options.input_prompts is not None or options.iterations is not None:
-        parser.error("--random-input-len makes up the prompts: give --num-prompts instead")
-    if options.cancel_rate and not options.streaming_mode:
-        parser.error("--cancel-rate needs --streaming-mode: it counts the pieces of an answer")
-    if options.burstiness != 1 and options.request_rate == math.inf:
-        parser.error("--burstiness needs --request-rate")
-    if {"ttft", "tpot"} & {name for name, _ in options.goodput} and not options.streaming_mode:
-        parser.error("goals for ttft and tpot need --streaming-mode: a whole answer has neither")
-    if (options.private_key is None) != (options.certificate_chain is None):
-        parser.error("give --private-key and --certificate-chain together")
-    files = (options.root_certificates, options.private_key)
-    if any(file is not None for file in files) and not options.ssl:
-        parser.error("certificates need --ssl")
+    given = options.input_prompts is not None or options.iterations is not None
+    made_up = options.random_input_len is not None
+    goals = {name for name, _ in options.goodput}
+    certificates = (options.root_certificates, options.private_key, options.certificate_chain)
+    # Whether it is the case, and what to do about it.
+    conflicts = (
+        (
+            options.iterations is not None and options.num_prompts is not None,
+            "give either --iterations or --num-prompts",
+        ),
+        (
+            not made_up and (options.random_output_len or options.random_prefix_len),
+            "--random-output-len and --random-prefix-len need --random-input-len",
+        ),
+        (made_up and given, "--random-input-len makes up the prompts: give --num-prompts instead"),
+        (
+            options.cancel_rate and not options.streaming_mode,
+            "--cancel-rate needs --streaming-mode: it counts the pieces of an answer",
+        ),
+        (
+            options.versus and options.duration,
+            "--versus compares equal numbers of requests: give --num-prompts instead",
+        ),
+        (
+            options.burstiness != 1 and options.request_rate == math.inf,
+            "--burstiness needs --request-rate",
+        ),
+        (
+            goals & {"ttft", "tpot"} and not options.streaming_mode,
+            "goals for ttft and tpot need --streaming-mode: a whole answer has neither",
+        ),
+        (
+            (options.private_key is None) != (options.certificate_chain is None),
+            "give --private-key and --certificate-chain together",
+        ),
+        (any(certificates) and not options.ssl, "certificates need --ssl"),
+    )
+    for is_so, message in conflicts:
+        if is_so:
+            parser.error(message)
 
 
 def request_count(options: argparse.Namespace, prompts: int | None) -> int | None:
@@ -234,6 +256,12 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         default=(99.0,),
         metavar="P,P",
         help="percentiles in addition to the median (default: 99)",
+    )
+    add(
+        "--versus",
+        type=_url,
+        metavar="URL",
+        help="send the same requests to a second server in turns, and compare the two",
     )
     add("--report", type=Path, metavar="FILE", help="write the figures as JSON")
 

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
     from loadtest.run import Result
 
+_COMPARED = {
+    "output_throughput": "Output tokens/s",
+    "median_ttft_ms": "TTFT p50",
+    "median_tpot_ms": "TPOT p50",
+    "median_e2el_ms": "E2EL p50",
+}
+
 
 def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
     """Return the contents of the report: the load, the figures, and the client's own part."""
@@ -42,6 +49,7 @@ def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
         "tokens_counted": result.tokens_counted,
         **figures,
         "client": client,
+        "versus": result.comparison.figures() if result.comparison else None,
     }
 
 
@@ -68,6 +76,8 @@ def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str
         lines.append("TTFT, TPOT: need --streaming-mode; a whole answer comes in one piece")
     if options.is_load_test:
         lines += _details(figures, options.metric_percentiles)
+    if figures["versus"]:
+        lines += _versus(figures)
     return lines
 
 
@@ -114,6 +124,24 @@ def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[st
         lines.append(_goodput(figures))
     elif client["bottleneck"]:
         lines.append(f"The client was the bottleneck: {' and '.join(client['bottleneck'])}")
+    return lines
+
+
+def _versus(figures: Mapping[str, Any]) -> list[str]:
+    versus = figures["versus"]
+    answers = f"{versus['completed']} answered, {versus['failed']} failed"
+    lines = [
+        f"{versus['url']} compared with this server, {versus['blocks']} blocks each: {answers}"
+    ]
+    if reasons := figures["client"]["bottleneck"]:
+        return [*lines, f"No verdict: the client was the bottleneck: {' and '.join(reasons)}"]
+    for name, title in _COMPARED.items():
+        found = versus[name]
+        if found:
+            low, middle, high = (found[key] for key in ("low", "difference", "high"))
+            verdict = "" if low <= 0 <= high else ", a clear difference"
+            interval = f"95 % interval {low:+.1%} to {high:+.1%}"
+            lines.append(f"{title}: {middle:+.1%} ({interval}{verdict})")
     return lines
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import math
-import signal
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -14,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from loadtest import loops, overhead
 from loadtest.answers import JsonLines, TextStore
-from loadtest.arrivals import arrival_times
 from loadtest.errors import ClientError
 from loadtest.measures import Measures
 from loadtest.options import MAX_CONCURRENCY, RANDOM_OUTPUT_LEN
 from loadtest.progress import ProgressLine
 from loadtest.prompts import RequestSettings, make_requests
 from loadtest.record import Outcome
+from loadtest.shape import send_load, until_interrupt
 from loadtest.triton import Endpoint, TritonClient
+from loadtest.versus import Comparison, send_in_turns
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from loadtest.overhead import Overhead
@@ -52,6 +51,7 @@ class Result:
         duration: seconds from the start of the sending to the end of the last request.
         interrupted: whether Ctrl-C ended the run.
         texts: the texts of all answers; None if nobody needs them.
+        comparison: with a second server; all other figures are the first one's.
         first: the answers to the first prompts.
         reasons: the reasons of failures, each with the first request and the number of requests.
     """
@@ -63,6 +63,7 @@ class Result:
     duration: float = 0.0
     interrupted: bool = False
     texts: TextStore | None = None
+    comparison: Comparison | None = None
     first: dict[int, Record] = field(default_factory=dict)
     reasons: dict[str, tuple[Record, int]] = field(default_factory=dict)
 
@@ -100,18 +101,23 @@ async def _run(options: argparse.Namespace, prompts: Sequence[Prompt], count: in
         cancel_rate=options.cancel_rate,
         seed=options.seed,
     )
-    async with TritonClient(_endpoint(options)) as client:
-        await client.require_model(
-            texts=any(not prompt.is_chat for prompt in prompts),
-            chats=any(prompt.is_chat for prompt in prompts),
-            images=any(prompt.images for prompt in prompts),
-        )
-        if options.num_warmups:
-            calm = replace(settings, cancel_rate=0.0)
-            warmups = make_requests(prompts, calm, count=options.num_warmups)
-            await _warm_up(client, warmups, options)
+    urls = [options.url, *([options.versus] if options.versus else [])]
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(TritonClient(_endpoint(options, url))) for url in urls
+        ]
+        for client in clients:
+            await client.require_model(
+                texts=any(not prompt.is_chat for prompt in prompts),
+                chats=any(prompt.is_chat for prompt in prompts),
+                images=any(prompt.images for prompt in prompts),
+            )
+            if options.num_warmups:
+                calm = replace(settings, cancel_rate=0.0)
+                warmups = make_requests(prompts, calm, count=options.num_warmups)
+                await _warm_up(client, warmups, options)
         load = make_requests(prompts, settings, count=count)
-        return await _measure(client, load, options, count)
+        return await _measure(clients, load, options, count)
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
@@ -125,7 +131,7 @@ def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     return sampling
 
 
-def _endpoint(options: argparse.Namespace) -> Endpoint:
+def _endpoint(options: argparse.Namespace, url: str) -> Endpoint:
     tls = {"ssl": options.ssl}
     tls |= {
         name: str(path)
@@ -133,7 +139,7 @@ def _endpoint(options: argparse.Namespace) -> Endpoint:
         if (path := getattr(options, name))
     }
     return Endpoint(
-        url=options.url,
+        url=url,
         model=options.model,
         exclude_input=options.exclude_inputs_in_outputs,
         stream_timeout=options.stream_timeout,
@@ -157,13 +163,11 @@ async def _warm_up(
 
 
 async def _measure(
-    client: TritonClient,
+    clients: Sequence[TritonClient],
     requests: Iterator[Request],
     options: argparse.Namespace,
     count: int | None,
 ) -> Result:
-    # Before the start: for many requests this takes a while.
-    times = _times(options, count)
     progress = ProgressLine(total=count, seconds=options.duration, stream=sys.stderr)
     # What exists now stays. The collector then needs less time, which would count as the server's.
     gc.collect()
@@ -172,7 +176,7 @@ async def _measure(
         started = time.perf_counter()
         result = Result(
             planned=count,
-            tokens_counted=client.counts_tokens,
+            tokens_counted=clients[0].counts_tokens,
             measures=Measures(options.goodput),
             overhead=watched,
         )
@@ -189,57 +193,25 @@ async def _measure(
                 for sink in sinks:
                     sink(record)
 
-            limit = options.max_concurrency
-            if times is None:
-                until = started + options.duration if options.duration else math.inf
-                places = min(limit or MAX_CONCURRENCY, count or MAX_CONCURRENCY)
-                singles = ((request,) for request in requests)
-                sending = loops.closed_loop([client] * places, singles, done, until=until)
-            else:
-                timed = zip(times, requests, strict=False)
-                places = limit or len(times)
-                sending = loops.open_loop([client] * places, timed, done, started=started)
-            result.interrupted = await _until_interrupt(client, sending)
+            async def send() -> None:
+                if count is None or not options.versus:
+                    await send_load(clients[0], requests, options, done, count=count)
+                    return
+                result.comparison = Comparison(options.versus)
+                await send_in_turns(
+                    clients, requests, options, done, count=count, comparison=result.comparison
+                )
+
+            def stop() -> None:
+                for client in clients:
+                    client.stop()
+
+            result.interrupted = await until_interrupt(send(), stop)
         result.duration = time.perf_counter() - started
+        if result.comparison:
+            # The first server's blocks only.
+            result.duration = sum(first["duration"] for first, _ in result.comparison.pairs)
     return result
-
-
-def _times(options: argparse.Namespace, count: int | None) -> list[float] | None:
-    """Return when the requests of an open loop are due; None for a closed loop."""
-    # `request_count` gives every open loop a number.
-    if options.request_rate == math.inf or count is None:
-        return None
-    return arrival_times(
-        count=count,
-        rate=options.request_rate,
-        seed=options.seed,
-        burstiness=options.burstiness,
-    )
-
-
-async def _until_interrupt(client: TritonClient, sending: Coroutine[Any, Any, None]) -> bool:
-    """Wait for ``sending``; at the first Ctrl-C, cancel it. Return whether that has happened."""
-    task = asyncio.ensure_future(sending)
-    loop = asyncio.get_running_loop()
-    interrupted = False
-
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        # The second Ctrl-C ends the program without a report.
-        loop.remove_signal_handler(signal.SIGINT)
-        client.stop()
-        task.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, interrupt)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-    return interrupted
 
 
 def _folder(results: Path) -> Path | None:

@@ -32,6 +32,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PREFLIGHT_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 # The first wait and the longest one before gRPC connects again. By default it waits up to 120 s.
+# `grpc.min_reconnect_backoff_ms` stays: it is also the time that a connection may take.
 _RECONNECT_MS = (100, 1000)
 # Inputs and outputs that a model may lack. They are used if it has them.
 _FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
@@ -92,7 +93,6 @@ class TritonClient:
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", first_ms),
-            ("grpc.min_reconnect_backoff_ms", first_ms),
             ("grpc.max_reconnect_backoff_ms", longest_ms),
         ]
         # docker can set http_proxy in every container, and gRPC would use it for this machine, too.

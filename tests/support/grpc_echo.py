@@ -88,7 +88,8 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             prompt = (tensors.get("text_input") or tensors["messages"])[4:].decode()  # a 4-byte length comes first
             streaming = tensors["stream"] == b"\x01"
             self.streamed.append(streaming)
-            self._stopping.wait(self._delay(int(request.id)))
+            if self._stopping.wait(self._delay(int(request.id))):
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
             if "fail" in prompt:
                 yield service_pb2.ModelStreamInferResponse(error_message="told to fail")
                 continue

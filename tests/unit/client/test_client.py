@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,9 @@ from loadtest.run import Result
 from support.grpc_echo import EchoServer
 from support.patience import LIMIT, wait_for
 from support.repositories import CHECKOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CLIENT = Path(client.__file__)
 SCHEMA = json.loads(Path(loadtest.__file__).with_name("report.schema.json").read_text("utf-8"))
@@ -63,6 +66,7 @@ def run(*arguments: object, cwd: Path, python: str = sys.executable) -> subproce
         (["--random-input-len", "5", "--iterations", "2"], "give --num-prompts"),
         (["--iterations", "2", "--num-prompts", "5"], "either --iterations or --num-prompts"),
         (["--root-certificates", "x.pem"], "need --ssl"),
+        (["--versus", "localhost:9", "--duration", "5"], "give --num-prompts instead"),
         (["--bogus"], "--bogus"),
     ],
 )
@@ -170,11 +174,18 @@ def test_the_samples_flags_reach_the_model(prompts: Path, tmp_path: Path) -> Non
 
 
 def test_records_as_json_lines(prompts: Path, tmp_path: Path) -> None:
-    """In the order in which they ended, each with its index."""
-    with EchoServer(delay=lambda number: 0.2 if number == 0 else 0.0) as server:
+    """Each as soon as it has ended, with its index: the first request waits until the second one's record is there."""
+    results = tmp_path / "results.txt"
+
+    def delay(number: int) -> float:
+        if number == 0:
+            wait_for(lambda: results.is_file() and results.read_text().endswith("\n"), "the record of the second request")
+        return 0.0
+
+    with EchoServer(delay) as server:
         done = run("-u", server.url, "-s", "--results-format", "jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (tmp_path / "results.txt").read_text().splitlines()]
+    records = [json.loads(line) for line in results.read_text().splitlines()]
     assert [record["index"] for record in records] == [1, 0]
     assert records[1]["completions"] == [" 0: Hello, my name is"]
     assert len(records[1]["times"]) == records[1]["output_tokens"] == 21
@@ -230,6 +241,29 @@ def matches(value: Any, schema: dict[str, Any]) -> None:
             assert found, f"{name} is not in the schema"
             for each in found:
                 matches(inner, each)
+
+
+def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Path) -> None:
+    """Ten blocks each, the order changes; the slower one is found, and the results are the first one's."""
+    order: list[str] = []
+
+    def note(name: str, seconds: float) -> Callable[[int], float]:
+        return lambda _: order.append(name) or seconds
+
+    with EchoServer(note("first", 0.0)) as first, EchoServer(note("second", 0.05)) as second:
+        flags = ["--versus", second.url, "--iterations", 20, "--max-concurrency", 2, "--report", "r.json"]
+        done = run("-u", first.url, *flags, cwd=tmp_path)
+        asked = [sorted(tensors["text_input"] for tensors in server.requests) for server in (first, second)]
+    assert asked[0] == asked[1]
+    assert order == [name for block in range(10) for name in (["first"] * 4 + ["second"] * 4)[:: 1 if block % 2 == 0 else -1]]
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["completed"], report["versus"]["completed"], report["versus"]["blocks"]) == (40, 40, 10)
+    assert report["versus"]["median_e2el_ms"]["low"] > 0
+    assert report["versus"]["output_throughput"]["high"] < 0
+    assert report["versus"]["median_tpot_ms"] is None  # whole answers have none
+    assert len((tmp_path / "results.txt").read_text().split("\n\n=========\n\n")) == 41
+    matches(report, SCHEMA)
 
 
 def test_a_bottleneck_gives_no_verdict() -> None:

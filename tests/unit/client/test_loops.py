@@ -92,3 +92,15 @@ async def test_an_open_loop_gives_up_the_rest() -> None:
     await open_loop([client] * 8, ((0.0, request) for request in requests(8)), done.append, started=0.0, give_up=soon)
     outcomes = {record.request.index: record.outcome for record in done}
     assert outcomes.get(3, Outcome.CANCELLED) is Outcome.CANCELLED
+
+
+async def test_an_open_loop_has_no_more_in_flight_than_places() -> None:
+    """The others wait, and count from when they were due."""
+    done: list[Record] = []
+    client = Fake(held=range(8))
+    now = asyncio.get_running_loop().time()
+    timed = ((number / 1e6, request) for number, request in enumerate(requests(8)))
+    await open_loop([client] * 6, timed, done.append, started=now - 5.0, give_up=now + 0.2)
+    assert len(client.asked) <= 6
+    assert all(record.due == now - 5.0 + record.request.index / 1e6 for record in done)
+    assert all(record.sent >= now for record in done)
