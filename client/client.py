@@ -107,11 +107,13 @@ def _send(options: argparse.Namespace, prompts: Sequence[Prompt], count: int | N
     check_writable(options.results_file, "--results-file")
     if options.report:
         check_writable(options.report, "--report")
+    if options.plot:
+        check_writable(options.plot, "--plot")
     return run(options, prompts, count)
 
 
 def _show(options: argparse.Namespace, prompts: Sequence[Prompt], result: Result) -> None:
-    from loadtest.report import figures_of, summary, write_report
+    from loadtest.report import figures_of, summary, write_plot, write_report
 
     # 1) Answers
     if options.verbose and result.texts:
@@ -127,6 +129,8 @@ def _show(options: argparse.Namespace, prompts: Sequence[Prompt], result: Result
     figures = figures_of(options, result)
     if options.report:
         write_report(options.report, figures)
+    if options.plot:
+        write_plot(options.plot, options, result)
     print(*summary(options, figures), sep="\n", flush=True)
     # 3) Failures. A lost connection fails many requests for one reason: one line is enough.
     for reason, (record, count) in result.reasons.items():

@@ -4,14 +4,17 @@ What comes in is a list of requests and a shape of load; what goes out are recor
 figures with the definitions and names of ``vllm bench serve``. The modules, each of which imports
 only from those before it:
 
-- ``record``: a request, and the record of what happened to it
+- ``errors``, ``record``: a request, and the record of what happened to it
 - ``arrivals``, ``loops``: when a request is due, and the loops that send
-- ``samples``, ``measures``, ``overhead``: from records to figures; the load that the client is
+- ``samples``, ``measures``, ``difference``: from records to figures, and how much two runs differ
 - ``prompts``, ``random_prompts``: requests from a text file, from JSONL, or made up
-- ``answers``, ``report``, ``progress``: what a run writes and shows
 - ``options``: the command line
-- ``triton``, ``triton_errors``: the requests over Triton's gRPC
+- ``triton``: the requests over Triton's gRPC
+- ``shape``, ``versus``: the load of the command line for one server, and for two in turns
+- ``answers``, ``plot``, ``report``, ``progress``: what a run writes and shows
+- ``overhead``: how much the client itself took part
 - ``run``: a whole run
+- ``known_delays``: a model for Triton that waits for known times; tests measure it
 
 ``client/client.py`` and ``benchmarks/`` use it. The first three lines need only NumPy. The package
 opens sockets in ``triton`` and writes files in ``answers`` and ``report``; it starts no processes.

@@ -59,6 +59,7 @@ class Measures:
         ttft: from the send, and likewise ``tpot``, ``itl`` and ``e2el``.
         planned_ttft: from the time at which the request was due, and likewise ``planned_e2el``.
         sent_late: seconds from due to sent.
+        pieces_in: pieces of complete answers by second since the first request was sent.
         last_piece: when the last piece of a complete answer came (s of ``time.perf_counter``).
     """
 
@@ -77,10 +78,10 @@ class Measures:
     planned_e2el: Samples = field(default_factory=Samples)
     sent_late: Samples = field(default_factory=Samples)
     last_piece: float = float("-inf")
+    pieces_in: Counter[int] = field(default_factory=Counter)
     _good: int = 0
     _first_sent: float = float("inf")
     # By second since the first request was sent.
-    _pieces_in: Counter[int] = field(default_factory=Counter)
     _running_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, record: Record) -> None:
@@ -120,7 +121,7 @@ class Measures:
         begin = int(record.sent - self._first_sent)
         for second in range(begin, int(record.times[-1] - self._first_sent) + 1):
             self._running_in[second] += 1
-        self._pieces_in.update(int(time - self._first_sent) for time in record.times)
+        self.pieces_in.update(int(time - self._first_sent) for time in record.times)
 
     @property
     def answered(self) -> int:
@@ -162,7 +163,7 @@ class Measures:
             "request_goodput": self._good * rate if self.goals else None,
             "output_throughput": self.output_tokens * rate,
             "total_token_throughput": tokens * rate,
-            "max_output_tokens_per_s": float(max(self._pieces_in.values(), default=0)),
+            "max_output_tokens_per_s": float(max(self.pieces_in.values(), default=0)),
             "max_concurrent_requests": max(self._running_in.values(), default=0),
             **_times(kinds, percents),
             "from_planned_time": _times(planned, percents),

@@ -263,6 +263,7 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="send the same requests to a second server in turns, and compare the two",
     )
+    add("--plot", type=_picture, metavar="FILE.svg", help="draw latencies and speed over time")
     add("--report", type=Path, metavar="FILE", help="write the figures as JSON")
 
 
@@ -303,6 +304,12 @@ def _url(text: str) -> str:
             f"{text!r} is not host:port; give for example localhost:8001, without http://"
         )
     return text
+
+
+def _picture(text: str) -> Path:
+    if not text.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an SVG file; give for example run.svg")
+    return Path(text)
 
 
 def _header(text: str) -> tuple[str, str]:

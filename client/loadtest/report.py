@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from loadtest.answers import writing
+from loadtest.plot import draw
 
 if TYPE_CHECKING:
     import argparse
@@ -62,6 +63,19 @@ def write_report(path: Path, figures: Mapping[str, Any]) -> None:
     with writing(path, "--report"):
         text = json.dumps(figures, indent=1, allow_nan=False)
         path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def write_plot(path: Path, options: argparse.Namespace, result: Result) -> None:
+    """Write the picture of the run.
+
+    Raises:
+        ClientError: the file cannot be written.
+    """
+    rate = options.request_rate
+    load = "closed loop" if rate == float("inf") else f"{rate:g} requests/s"
+    picture = draw(result.measures, f"{options.model} at {options.url}, {load}")
+    with writing(path, "--plot"):
+        path.write_text(picture, encoding="utf-8")
 
 
 def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str]:

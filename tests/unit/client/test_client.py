@@ -66,6 +66,7 @@ def run(*arguments: object, cwd: Path, python: str = sys.executable) -> subproce
         (["--random-input-len", "5", "--iterations", "2"], "give --num-prompts"),
         (["--iterations", "2", "--num-prompts", "5"], "either --iterations or --num-prompts"),
         (["--root-certificates", "x.pem"], "need --ssl"),
+        (["--plot", "run.png"], "is not an SVG file"),
         (["--versus", "localhost:9", "--duration", "5"], "give --num-prompts instead"),
         (["--bogus"], "--bogus"),
     ],
@@ -98,13 +99,15 @@ def test_bad_prompts_file_fails_and_names_it(
     assert str(path) in shown.err
 
 
+@pytest.mark.parametrize("flag", ["--results-file", "--report", "--plot"])
 def test_unwritable_results_file_fails_before_any_request(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
     """Nobody waits for answers that cannot be stored: no server is even asked for."""
-    results = tmp_path / "missing" / "results.txt"
-    assert client.main(["--input-prompts", str(prompts), "--results-file", str(results)]) == 1
-    assert f"cannot write {results}: No such file" in capsys.readouterr().err
+    results = tmp_path / "missing" / "results.svg"
+    others = ["--results-file", str(tmp_path / "results.txt")] if flag != "--results-file" else []
+    assert client.main(["--input-prompts", str(prompts), *others, flag, str(results)]) == 1
+    assert f"cannot write {results}: No such file or directory; name another file with {flag}" in capsys.readouterr().err
 
 
 def test_unreachable_server_fails_and_says_where(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +208,7 @@ def test_load_shapes(prompts: Path, tmp_path: Path, shape: list[object], sent: i
     if "--random-input-len" not in shape:
         shape = [*shape, "--input-prompts", prompts]
     with EchoServer() as server:
-        done = run("-u", server.url, "-s", *shape, "--report", "report.json", cwd=tmp_path)
+        done = run("-u", server.url, "-s", *shape, "--report", "report.json", "--plot", "run.svg", cwd=tmp_path)
         warmups = 3 if "--num-warmups" in shape else 0
         assert len(server.requests) == sent + warmups
         parameters = json.loads(server.requests[-1]["sampling_parameters"][4:])
@@ -213,6 +216,7 @@ def test_load_shapes(prompts: Path, tmp_path: Path, shape: list[object], sent: i
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["sent"], report["completed"], report["failed"]) == (sent, sent, 0)
     assert "from the planned time" in done.stdout
+    assert (tmp_path / "run.svg").read_text().startswith("<svg ")
     if "--random-input-len" in shape:
         assert (parameters["max_tokens"], parameters["ignore_eos"]) == (6, True)
         assert report["total_input_tokens"] > 8 * 6  # letters, for this server
