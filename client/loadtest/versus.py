@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loadtest.triton import TritonClient
 
 # Each server gets so many blocks. The interval needs several; a block needs several requests.
-BLOCKS = 10
+BLOCKS = 20
 # What is compared. In a block, a median is steadier than a mean.
 FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
 

@@ -248,7 +248,7 @@ def matches(value: Any, schema: dict[str, Any]) -> None:
 
 
 def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Path) -> None:
-    """Ten blocks each, the order changes; the slower one is found, and the results are the first one's."""
+    """Twenty blocks each, the order changes; the slower one is found, and the results are the first one's."""
     order: list[str] = []
 
     def note(name: str, seconds: float) -> Callable[[int], float]:
@@ -259,10 +259,10 @@ def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Pat
         done = run("-u", first.url, *flags, cwd=tmp_path)
         asked = [sorted(tensors["text_input"] for tensors in server.requests) for server in (first, second)]
     assert asked[0] == asked[1]
-    assert order == [name for block in range(10) for name in (["first"] * 4 + ["second"] * 4)[:: 1 if block % 2 == 0 else -1]]
+    assert order == [name for block in range(20) for name in (["first"] * 2 + ["second"] * 2)[:: 1 if block % 2 == 0 else -1]]
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
-    assert (report["completed"], report["versus"]["completed"], report["versus"]["blocks"]) == (40, 40, 10)
+    assert (report["completed"], report["versus"]["completed"], report["versus"]["blocks"]) == (40, 40, 20)
     assert report["versus"]["median_e2el_ms"]["low"] > 0
     assert report["versus"]["output_throughput"]["high"] < 0
     assert report["versus"]["median_tpot_ms"] is None  # whole answers have none
