@@ -68,7 +68,6 @@ class TextStore:
             self._lengths.extend([0] * missing)
         # An answer may have half of a surrogate pair.
         text = record.text.encode("utf-8", errors="replace")
-        self._file.seek(self._end)
         self._file.write(text)
         self._starts[index] = self._end
         self._lengths[index] = len(text)

@@ -96,13 +96,18 @@ def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str
 
 
 def _requests(figures: Mapping[str, Any]) -> str:
+    parts = [f"{figures['sent']} sent", *_outcomes(figures)]
+    if figures["cancelled"]:
+        parts.append(f"{figures['cancelled']} cancelled")
+    return f"Requests: {', '.join(parts)}, in {figures['duration']:.2f} s"
+
+
+def _outcomes(figures: Mapping[str, Any]) -> list[str]:
     parts = [f"{figures['completed']} answered"]
     if figures["failed"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in figures["failures"].items())
         parts.append(f"{figures['failed']} failed ({kinds})")
-    if figures["cancelled"]:
-        parts.append(f"{figures['cancelled']} cancelled")
-    return f"Requests: {figures['sent']} sent, {', '.join(parts)}, in {figures['duration']:.2f} s"
+    return parts
 
 
 def _speed(figures: Mapping[str, Any]) -> str:

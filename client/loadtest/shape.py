@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 import time
@@ -78,12 +79,15 @@ async def until_interrupt(work: Coroutine[Any, Any, None], stop: Callable[[], No
         stop()
         task.cancel()
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    # Windows has no such handlers. There, Ctrl-C ends the program without a report.
+    with contextlib.suppress(NotImplementedError):
+        loop.add_signal_handler(signal.SIGINT, interrupt)
     try:
         await task
     except asyncio.CancelledError:
         if not interrupted:
             raise
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGINT)
     return interrupted

@@ -44,6 +44,7 @@ class Comparison:
             "blocks": len(self.pairs),
             "completed": self.second.answered,
             "failed": self.second.failed,
+            "failures": dict(self.second.failures),
         }
         for name in FIGURES:
             pairs = [(first[name], second[name]) for first, second in self.pairs]

@@ -28,6 +28,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         delay: seconds to wait before the answer to a request, by its id.
         lacking: inputs that the model does not have.
         port: the port to listen on; 0 takes a free one.
+        credentials: for TLS.
         unready: so many times the model says that it is not ready.
 
     A piece is a token, and a whole answer has as many tokens as it would have pieces.
@@ -38,6 +39,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         delay: Callable[[int], float] = lambda _: 0.0,
         lacking: Collection[str] = (),
         port: int = 0,
+        credentials: grpc.ServerCredentials | None = None,
         unready: int = 0,
     ) -> None:
         self.url = ""
@@ -47,6 +49,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """The headers of each stream so far."""
         self._lacking = lacking
         self._port = port
+        self._credentials = credentials
         self.unready = unready
         self.streamed: list[bool] = []
         """The value of `stream` in each request so far."""
@@ -56,7 +59,12 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __enter__(self) -> EchoServer:  # noqa: PYI034 - Self is not in the typing of Python 3.10
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.url = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{self._port}')}"
+        place = f"127.0.0.1:{self._port}"
+        if self._credentials:
+            port = self._server.add_secure_port(place, self._credentials)
+        else:
+            port = self._server.add_insecure_port(place)
+        self.url = f"127.0.0.1:{port}"
         self._server.start()
         return self
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from typing import TYPE_CHECKING, Any
 
+import grpc  # type: ignore[import-untyped]
 import pytest
 
 from loadtest.errors import ClientError
@@ -16,6 +18,7 @@ from support.grpc_echo import EchoServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 def request(index: int, prompt: str, *, stream: bool = False, **values: Any) -> Request:
@@ -141,3 +144,31 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: p
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     with EchoServer() as server:
         assert ask(server, [request(0, "x")])[0].text == " 0: x"
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a key and a certificate for this machine, which signs itself."""
+    folder = tmp_path_factory.mktemp("identity")
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-days", "2"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "certificate.pem"]
+    subprocess.run([*argv, *names], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_tls_with_a_certificate_of_ones_own(identity: Path) -> None:
+    """Whoever knows the certificate is answered; without it, or without TLS, no server is found."""
+    certificate = identity / "certificate.pem"
+    credentials = grpc.ssl_server_credentials([((identity / "key.pem").read_bytes(), certificate.read_bytes())])
+    with EchoServer(credentials=credentials) as server:
+        tls = {"ssl": True, "root_certificates": str(certificate)}
+        assert ask(server, [request(0, "x")], tls=tls)[0].text == " 0: x"
+        for wrong in ({"ssl": True}, {"ssl": False}):
+            with pytest.raises(ClientError, match="no Triton server answers at"):
+                ask(server, [request(0, "x")], tls=wrong)
+
+
+def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
+    """Before anything is sent."""
+    with EchoServer() as server, pytest.raises(ClientError, match=r"cannot read .*none\.pem: No such file .* name a PEM file"):
+        ask(server, [request(0, "x")], tls={"ssl": True, "root_certificates": str(tmp_path / "none.pem")})
