@@ -67,6 +67,8 @@ def _run(options: argparse.Namespace) -> int:
     if result.texts and options.results_format == "txt":
         result.texts.write(options.results_file)
     _show(options, prompts, result)
+    if result.texts:
+        result.texts.close()
     if result.interrupted:
         return 130
     failed = result.measures.failed

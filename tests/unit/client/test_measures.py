@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+from typing import TYPE_CHECKING
+
 import pytest
 
+from loadtest import answers, samples
+from loadtest.answers import TextStore
 from loadtest.measures import Measures
+from loadtest.overhead import Overhead
 from loadtest.record import Outcome, Record, Request
+from loadtest.run import Result
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 REQUEST = Request(0, "", {}, stream=True)
 
@@ -93,3 +104,34 @@ def test_an_empty_response_is_no_piece() -> None:
     found.add(("",), 0)
     assert (found.output_tokens, len(found.times)) == (5, 3)
     assert (found.text, found.completions) == (" a", [" a", " x y"])
+
+
+def test_memory_does_not_grow_with_the_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """After the first thousands, another 20,000 answers of ten pieces need 16 bytes each, for the place of their text."""
+    monkeypatch.setattr(samples, "EXACT_LIMIT", 1000)
+    monkeypatch.setattr(answers, "_IN_MEMORY", 1000)
+    store = TextStore(tmp_path)
+    kept = Result(None, tokens_counted=True, measures=Measures(), overhead=Overhead(), texts=store)
+    source = random.Random(1)
+
+    def add(numbers: range) -> None:
+        for number in numbers:
+            times = sorted(source.random() for _ in range(10))
+            request = Request(number, "", {}, stream=True)
+            answered = number % 10
+            outcome = Outcome.ANSWERED if answered else Outcome.FAILED
+            found = Record(request, due=0.0, sent=0.0, times=times, output_tokens=10, pieces=[["text"] * 10], outcome=outcome)
+            if not answered:
+                found.fail("timeout", f"reason {number}")
+            kept.add(found)
+
+    add(range(5000))
+    tracemalloc.start()
+    try:
+        add(range(5000, 25000))
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        store.close()
+    assert kept.measures.itl.count == 22500 * 9
+    assert grown < 20_000 * 16 + 300_000  # bytes; the second figure is for arrays that have not been emptied yet
