@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from loadtest.errors import ClientError, InputError
 from loadtest.options import parse, request_count
-from loadtest.prompts import find_prompts, load_prompts
-from loadtest.random_prompts import random_prompts
+from loadtest.prompts import RepeatedPrompts, find_prompts, load_prompts
+from loadtest.random_prompts import RandomPrompts
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from loadtest.prompts import Prompt
+    from loadtest.prompts import PromptSource
     from loadtest.run import Result
 
 TOOLS = Path(__file__).resolve().parent.parent / ".tools"
@@ -77,25 +77,23 @@ def _run(options: argparse.Namespace) -> int:
     return 0 if failed <= options.max_failures else 1
 
 
-def _load(options: argparse.Namespace) -> tuple[Sequence[Prompt], int | None]:
+def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
     """Return the prompts, and the number of requests if it is known."""
     if options.random_input_len:
-        count = request_count(options, None)
         print(f"Loading inputs from random words (seed {options.seed})...", flush=True)
-        words = random_prompts(
-            count or 1000,
+        made_up = RandomPrompts(
             words=options.random_input_len,
             prefix_words=options.random_prefix_len,
             seed=options.seed,
         )
-        return words, count
+        return made_up, request_count(options, None)
     path = find_prompts(options.input_prompts)
     print(f"Loading inputs from `{path}`...", flush=True)
     prompts = load_prompts(path)
-    return prompts, request_count(options, len(prompts))
+    return RepeatedPrompts(prompts), request_count(options, len(prompts))
 
 
-def _send(options: argparse.Namespace, prompts: Sequence[Prompt], count: int | None) -> Result:
+def _send(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
     # Late, so that --help and wrong options work without tritonclient, and its absence is reported.
     try:
         from loadtest.answers import check_writable
@@ -114,19 +112,18 @@ def _send(options: argparse.Namespace, prompts: Sequence[Prompt], count: int | N
     return run(options, prompts, count)
 
 
-def _show(options: argparse.Namespace, prompts: Sequence[Prompt], result: Result) -> None:
+def _show(options: argparse.Namespace, prompts: PromptSource, result: Result) -> None:
     from loadtest.report import figures_of, summary, write_plot, write_report
 
     # 1) Answers
     if options.verbose and result.texts:
-        for index, text in enumerate(result.texts.texts()):
-            prompt = prompts[index % len(prompts)].text
-            print(f"{_quoted(prompt)} -> {_quoted(text.removeprefix(prompt))}")
+        for prompt, text in zip(prompts, result.texts.texts(), strict=False):
+            print(f"{_quoted(prompt.text)} -> {_quoted(text.removeprefix(prompt.text))}")
     elif not options.is_load_test:
         for _, record in sorted(result.first.items()):
-            prompt = record.request.prompt
-            answer = _shortened(record.text.removeprefix(prompt))
-            print(f"{_quoted(_shortened(prompt))} -> {_quoted(answer)}")
+            asked = record.request.prompt
+            answer = _shortened(record.text.removeprefix(asked))
+            print(f"{_quoted(_shortened(asked))} -> {_quoted(answer)}")
     # 2) Figures
     figures = figures_of(options, result)
     if options.report:

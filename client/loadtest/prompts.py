@@ -8,13 +8,13 @@ import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loadtest.errors import InputError
 from loadtest.record import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 DEFAULT_NAME = "prompts.txt"
 # client/loadtest/prompts.py is in the checkout, or in the folder that an installed wheel has.
@@ -40,6 +40,36 @@ class Prompt:
     is_chat: bool = False
     images: tuple[str, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PromptSource(Protocol):
+    """Prompts without an end, the same ones each time."""
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """Yield the prompts from the first one on."""
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Return the names of the model's inputs that the prompts need."""
+
+
+@dataclass(frozen=True)
+class RepeatedPrompts:
+    """A list of prompts, again and again."""
+
+    prompts: tuple[Prompt, ...]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """See ``PromptSource``."""
+        return itertools.cycle(self.prompts)
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """See ``PromptSource``."""
+        names = {"messages" if prompt.is_chat else "text_input" for prompt in self.prompts}
+        if any(prompt.images for prompt in self.prompts):
+            names.add("image")
+        return frozenset(names)
 
 
 def find_prompts(given: Path | None) -> Path:
@@ -136,9 +166,9 @@ class RequestSettings:
 
 
 def make_requests(
-    prompts: Sequence[Prompt], settings: RequestSettings, *, count: int | None
+    prompts: PromptSource, settings: RequestSettings, *, count: int | None
 ) -> Iterator[Request]:
-    """Yield requests for the prompts, again and again.
+    """Yield requests for the prompts.
 
     Args:
         prompts: the prompts.
@@ -147,7 +177,7 @@ def make_requests(
     """
     source = random.Random(settings.seed)  # noqa: S311 - nobody must guess it
     numbers = itertools.count() if count is None else range(count)
-    for number, prompt in zip(numbers, itertools.cycle(prompts), strict=False):
+    for number, prompt in zip(numbers, prompts, strict=False):
         cancelled = source.random() < settings.cancel_rate
         yield Request(
             index=number,

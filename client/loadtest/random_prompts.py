@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from loadtest.prompts import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Common English words. In most vocabularies, each of them with its space is one token. The client
 # has no tokenizer; the report has the number of tokens that the server counted.
@@ -19,19 +24,30 @@ _TEXT = (
 _WORDS = _TEXT.split()
 
 
-def random_prompts(
-    count: int, *, words: int, prefix_words: int = 0, seed: int = 0
-) -> tuple[Prompt, ...]:
-    """Return prompts of random words, of which no two are the same but for the prefix.
+@dataclass(frozen=True)
+class RandomPrompts:
+    """Prompts of random words, of which no two are the same but for the prefix.
 
-    Args:
-        count: number of prompts.
+    They are made when they are needed: many long ones would fill the memory.
+
+    Attributes:
         words: number of words after the prefix, each about one token.
         prefix_words: number of words with which all prompts begin. A prefix cache may hold them.
         seed: seed of the random numbers.
     """
-    source = random.Random(seed)  # noqa: S311 - nobody must guess it
-    prefix = source.choices(_WORDS, k=prefix_words)
-    return tuple(
-        Prompt(" ".join([*prefix, *source.choices(_WORDS, k=words)])) for _ in range(count)
-    )
+
+    words: int
+    prefix_words: int = 0
+    seed: int = 0
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """See ``PromptSource``."""
+        source = random.Random(self.seed)  # noqa: S311 - nobody must guess it
+        prefix = source.choices(_WORDS, k=self.prefix_words)
+        while True:
+            yield Prompt(" ".join([*prefix, *source.choices(_WORDS, k=self.words)]))
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """See ``PromptSource``."""
+        return frozenset({"text_input"})

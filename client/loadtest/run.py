@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadtest.overhead import Overhead
-    from loadtest.prompts import Prompt
+    from loadtest.prompts import PromptSource
     from loadtest.record import Record, Request
 
 # Greedy, so that the same prompt gives the same answer every time; the length is the tutorial's.
@@ -80,7 +80,7 @@ class Result:
             self.reasons[record.reason] = (first, count + 1)
 
 
-def run(options: argparse.Namespace, prompts: Sequence[Prompt], count: int | None) -> Result:
+def run(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
     """Send the load.
 
     Args:
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, prompts: Sequence[Prompt], count: int | Non
     return asyncio.run(_run(options, prompts, count))
 
 
-async def _run(options: argparse.Namespace, prompts: Sequence[Prompt], count: int | None) -> Result:
+async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
     settings = RequestSettings(
         stream=options.streaming_mode,
         parameters=_sampling(options),
@@ -107,11 +107,7 @@ async def _run(options: argparse.Namespace, prompts: Sequence[Prompt], count: in
             await stack.enter_async_context(TritonClient(_endpoint(options, url))) for url in urls
         ]
         for client in clients:
-            await client.require_model(
-                texts=any(not prompt.is_chat for prompt in prompts),
-                chats=any(prompt.is_chat for prompt in prompts),
-                images=any(prompt.images for prompt in prompts),
-            )
+            await client.require_model(prompts.inputs)
             if options.num_warmups:
                 calm = replace(settings, cancel_rate=0.0)
                 warmups = make_requests(prompts, calm, count=options.num_warmups)

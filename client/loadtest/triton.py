@@ -23,7 +23,7 @@ from loadtest.errors import ClientError
 from loadtest.record import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
     from loadtest.record import Record, Request
 
@@ -118,15 +118,11 @@ class TritonClient:
 
     # --- before the first request ---------------------------------------------------------------
 
-    async def require_model(
-        self, *, texts: bool = True, chats: bool = False, images: bool = False
-    ) -> None:
+    async def require_model(self, inputs: Iterable[str]) -> None:
         """Wait until the model is ready, and find out what it takes.
 
         Args:
-            texts: whether there are requests with a text.
-            chats: whether there are requests with messages.
-            images: whether there are requests with pictures.
+            inputs: those that the requests need, in addition to the optional ones.
 
         Raises:
             ClientError: there is no such server, no such model, or it lacks an input.
@@ -136,8 +132,8 @@ class TritonClient:
             self._endpoint.model, headers=self._headers, client_timeout=_PREFLIGHT_SECONDS
         )
         self._inputs = frozenset(tensor.name for tensor in metadata.inputs)
-        for name, needed in (("text_input", texts), ("messages", chats), ("image", images)):
-            if needed and name not in self._inputs:
+        for name in inputs:
+            if name not in self._inputs:
                 raise ClientError(
                     f"the model {self._endpoint.model!r} has no input {name}, but "
                     f"{', '.join(sorted(self._inputs)) or 'none at all'}; "

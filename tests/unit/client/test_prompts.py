@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.errors import InputError
-from loadtest.prompts import Prompt, RequestSettings, find_prompts, load_prompts, make_requests
-from loadtest.random_prompts import random_prompts
+from loadtest.prompts import Prompt, RepeatedPrompts, RequestSettings, find_prompts, load_prompts, make_requests
+from loadtest.random_prompts import RandomPrompts
 from support.repositories import CHECKOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+A = RepeatedPrompts((Prompt("a"),))
 SETTINGS = RequestSettings(stream=True, parameters={"temperature": 0, "max_tokens": 100})
 
 
@@ -47,7 +48,7 @@ def test_json_lines_have_chats_pictures_and_parameters(tmp_path: Path) -> None:
     ]
     file = tmp_path / "p.jsonl"
     file.write_text("\n\n".join(map(json.dumps, lines)))
-    one, two, three = make_requests(load_prompts(file), SETTINGS, count=3)
+    one, two, three = make_requests(RepeatedPrompts(load_prompts(file)), SETTINGS, count=3)
     assert (one.prompt, one.is_chat, one.parameters) == ("one", False, {"temperature": 0, "max_tokens": 5})
     assert (json.loads(two.prompt), two.is_chat) == (messages, True)
     assert two.images == (base64.b64encode(b"picture").decode(),)
@@ -78,7 +79,7 @@ def test_a_wrong_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
 
 def test_requests_count_over_all_iterations() -> None:
     """Again and again, as many as there are to be, or without an end."""
-    prompts = [Prompt("a"), Prompt("b")]
+    prompts = RepeatedPrompts((Prompt("a"), Prompt("b")))
     made = [(request.index, request.prompt) for request in make_requests(prompts, SETTINGS, count=5)]
     assert made == [(0, "a"), (1, "b"), (2, "a"), (3, "b"), (4, "a")]
     assert len(list(itertools.islice(make_requests(prompts, SETTINGS, count=None), 50))) == 50
@@ -87,20 +88,30 @@ def test_requests_count_over_all_iterations() -> None:
 def test_a_share_of_the_requests_is_cancelled() -> None:
     """The same ones for the same seed, after one piece or more."""
     cancelling = RequestSettings(stream=True, parameters={}, cancel_rate=0.3, seed=5)
-    made = [request.cancel_after for request in make_requests([Prompt("a")], cancelling, count=1000)]
+    made = [request.cancel_after for request in make_requests(A, cancelling, count=1000)]
     cancelled = [after for after in made if after is not None]
     assert 250 < len(cancelled) < 350
     assert (min(cancelled), max(cancelled)) == (1, 16)
-    assert made == [request.cancel_after for request in make_requests([Prompt("a")], cancelling, count=1000)]
-    assert all(request.cancel_after is None for request in make_requests([Prompt("a")], SETTINGS, count=100))
+    assert made == [request.cancel_after for request in make_requests(A, cancelling, count=1000)]
+    assert all(request.cancel_after is None for request in make_requests(A, SETTINGS, count=100))
 
 
 def test_random_prompts_have_their_lengths_and_a_common_beginning() -> None:
     """No two are the same, so that no cache holds more than the prefix; the same ones for the same seed."""
-    made = random_prompts(50, words=20, prefix_words=7, seed=1)
+    source = RandomPrompts(words=20, prefix_words=7, seed=1)
+    made = list(itertools.islice(source, 50))
     words = [prompt.text.split() for prompt in made]
     assert {len(each) for each in words} == {27}
     assert len({tuple(each[:7]) for each in words}) == 1
     assert len({tuple(each[7:]) for each in words}) == 50
-    assert made == random_prompts(50, words=20, prefix_words=7, seed=1)
-    assert made != random_prompts(50, words=20, prefix_words=7, seed=2)
+    assert made == list(itertools.islice(source, 50))
+    assert made != list(itertools.islice(RandomPrompts(words=20, prefix_words=7, seed=2), 50))
+
+
+def test_prompts_need_the_inputs_that_they_have() -> None:
+    """Texts, chats and pictures."""
+    picture = Prompt("a", images=("x",))
+    chat = Prompt("[]", is_chat=True)
+    assert A.inputs == RandomPrompts(words=5).inputs == {"text_input"}
+    assert RepeatedPrompts((chat,)).inputs == {"messages"}
+    assert RepeatedPrompts((Prompt("a"), chat, picture)).inputs == {"text_input", "messages", "image"}

@@ -31,11 +31,8 @@ def ask(server: EchoServer, requests: Sequence[Request], *, places: int = 64, **
 
     async def run() -> None:
         async with TritonClient(Endpoint(**{"url": server.url, "model": "vllm", "stream_timeout": 60.0} | values)) as client:
-            await client.require_model(
-                texts=any(not each.is_chat for each in requests),
-                chats=any(each.is_chat for each in requests),
-                images=any(each.images for each in requests),
-            )
+            names = {"messages" if each.is_chat else "text_input" for each in requests}
+            await client.require_model([*names, *(["image"] if any(each.images for each in requests) else [])])
             await closed_loop([client] * places, ((each,) for each in requests), done.append)
 
     asyncio.run(run())
