@@ -80,12 +80,13 @@ def write_plot(path: Path, options: argparse.Namespace, result: Result) -> None:
 
 def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str]:
     """Return lines with the figures for the terminal."""
-    lines = [_requests(figures), _speed(figures)]
-    names = ["ttft", "tpot", *(["itl"] if options.is_load_test else [])]
-    shown = [*names, "e2el"] if figures["streaming"] else ["e2el"]
+    lines = [_requests(figures)]
     if not figures["completed"]:
-        return lines[:1]
-    lines += [_times(name, figures, options.metric_percentiles) for name in shown]
+        return lines
+    lines.append(_speed(figures))
+    lines += [
+        _times(name, figures, options.metric_percentiles) for name in _shown(options, figures)
+    ]
     if not figures["streaming"]:
         lines.append("TTFT, TPOT: need --streaming-mode; a whole answer comes in one piece")
     if options.is_load_test:
@@ -93,6 +94,18 @@ def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str
     if figures["versus"]:
         lines += _versus(figures)
     return lines
+
+
+def _shown(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str]:
+    """Return the names of the times that the answers have."""
+    if not figures["streaming"]:
+        return ["e2el"]
+    names = ["ttft", "tpot", "itl", "e2el"]
+    if not figures["tokens_counted"]:
+        names.remove("tpot")
+    if not options.is_load_test:
+        names.remove("itl")
+    return names
 
 
 def _requests(figures: Mapping[str, Any]) -> str:
@@ -119,9 +132,14 @@ def _speed(figures: Mapping[str, Any]) -> str:
 
 
 def _times(name: str, figures: Mapping[str, Any], percents: tuple[float, ...]) -> str:
-    percentiles = [f"p50 {figures[f'median_{name}_ms']:.1f} ms"]
-    percentiles += [f"p{p:g} {figures[f'p{p:g}_{name}_ms']:.1f} ms" for p in percents]
+    percentiles = [f"p50 {_milliseconds(figures[f'median_{name}_ms'])}"]
+    percentiles += [f"p{p:g} {_milliseconds(figures[f'p{p:g}_{name}_ms'])}" for p in percents]
     return f"{name.upper()}: {', '.join(percentiles)}"
+
+
+def _milliseconds(value: float | None) -> str:
+    # The report has no number for what never ended.
+    return "infinite" if value is None else f"{value:.1f} ms"
 
 
 def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[str]:
@@ -130,8 +148,7 @@ def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[st
     lines = [f"{_times(name, planned, percents)} from the planned time" for name in names]
     if figures["failed"]:
         worst = figures["with_failures"]
-        known = {name: float("inf") if value is None else value for name, value in worst.items()}
-        lines.append(f"{_times('e2el', known, percents)} with failures as infinite")
+        lines.append(f"{_times('e2el', worst, percents)} with failures as infinite")
     if figures["histogram"]:
         rounded = ", ".join(name.upper() for name in figures["histogram"])
         lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
@@ -148,10 +165,9 @@ def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[st
 
 def _versus(figures: Mapping[str, Any]) -> list[str]:
     versus = figures["versus"]
-    answers = f"{versus['completed']} answered, {versus['failed']} failed"
-    lines = [
-        f"{versus['url']} compared with this server, {versus['blocks']} blocks each: {answers}"
-    ]
+    answers = ", ".join(_outcomes(versus))
+    blocks = f"{versus['blocks']} blocks each"
+    lines = [f"{versus['url']} compared with this server, {blocks}: {answers}"]
     if reasons := figures["client"]["bottleneck"]:
         return [*lines, f"No verdict: the client was the bottleneck: {' and '.join(reasons)}"]
     for name, title in _COMPARED.items():

@@ -26,7 +26,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     Args:
         delay: seconds to wait before the answer to a request, by its id.
-        lacking: inputs that the model does not have.
+        lacking: inputs that the model does not have, and with `return_X` the output X.
         port: the port to listen on; 0 takes a free one.
         credentials: for TLS.
         unready: so many times the model says that it is not ready.
@@ -85,7 +85,8 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             if name not in self._lacking:
                 response.inputs.add(name=name)
         for name in OUTPUTS:
-            response.outputs.add(name=name)
+            if f"return_{name}" not in self._lacking:
+                response.outputs.add(name=name)
         return response
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802 - the protocol names it

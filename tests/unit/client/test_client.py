@@ -147,6 +147,16 @@ def test_the_summary_says_what_happened(prompts: Path, tmp_path: Path, mode: lis
     assert ("need --streaming-mode" in rest) != bool(mode)
 
 
+def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
+    """As older ones of the official backend; the other figures are there."""
+    with EchoServer(lacking=["return_num_output_tokens"]) as server:
+        done = run("-u", server.url, "-s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^Throughput: [\d.e+]+ requests/s; this server does not count tokens$", done.stdout, re.MULTILINE)
+    assert "TTFT: p50" in done.stdout
+    assert "TPOT" not in done.stdout
+
+
 def test_prompts_of_the_checkout_are_asked_from_any_folder(tmp_path: Path) -> None:
     """The tutorial's command works where there is no prompts.txt."""
     with EchoServer() as server:
@@ -160,9 +170,10 @@ def test_so_many_failures_are_allowed(most: int, code: int, last: str, tmp_path:
     """One of three fails."""
     (tmp_path / "prompts.txt").write_text("one\nplease fail\nthree\n")
     with EchoServer() as server:
-        done = run("-u", server.url, "--max-failures", most, cwd=tmp_path)
+        done = run("-u", server.url, "--max-failures", most, "--max-concurrency", 3, cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (code, last)
     assert "3 sent, 2 answered, 1 failed (1 error from the model)" in done.stdout
+    assert re.search(r"^E2EL: p50 [\d.]+ ms, p99 infinite with failures as infinite$", done.stdout, re.MULTILINE)
 
 
 def test_the_samples_flags_reach_the_model(prompts: Path, tmp_path: Path) -> None:
