@@ -6,6 +6,7 @@ import json
 import tempfile
 from array import array
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from loadtest.errors import ClientError
@@ -13,7 +14,6 @@ from loadtest.record import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from loadtest.record import Record
 
@@ -50,8 +50,9 @@ class TextStore:
     """
 
     def __init__(self, folder: Path | None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir())
         self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed with the store
-            max_size=_IN_MEMORY, dir=None if folder is None else str(folder)
+            max_size=_IN_MEMORY, dir=str(self._folder)
         )
         # By request: where its text starts, and its length in bytes.
         self._starts = array("q")
@@ -59,7 +60,11 @@ class TextStore:
         self._end = 0
 
     def add(self, record: Record) -> None:
-        """Keep the text of a request that has ended, however it ended."""
+        """Keep the text of a request that has ended, however it ended.
+
+        Raises:
+            ClientError: the temporary file cannot be written.
+        """
         index = record.request.index
         missing = index + 1 - len(self._starts)
         if missing > 0:
@@ -68,7 +73,8 @@ class TextStore:
             self._lengths.extend([0] * missing)
         # An answer may have half of a surrogate pair.
         text = record.text.encode("utf-8", errors="replace")
-        self._file.write(text)
+        with writing(self._folder, "--results-file"):
+            self._file.write(text)
         self._starts[index] = self._end
         self._lengths[index] = len(text)
         self._end += len(text)

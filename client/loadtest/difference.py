@@ -34,11 +34,6 @@ class Difference:
     low: float
     high: float
 
-    @property
-    def is_clear(self) -> bool:
-        """Return whether the interval excludes zero."""
-        return not self.low <= 0 <= self.high
-
 
 def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     """Return the relative difference of a figure with its interval.

@@ -173,10 +173,9 @@ def _versus(figures: Mapping[str, Any]) -> list[str]:
     for name, title in _COMPARED.items():
         found = versus[name]
         if found:
-            low, middle, high = (found[key] for key in ("low", "difference", "high"))
-            verdict = "" if low <= 0 <= high else ", a clear difference"
-            interval = f"95 % interval {low:+.1%} to {high:+.1%}"
-            lines.append(f"{title}: {middle:+.1%} ({interval}{verdict})")
+            verdict = "" if found["low"] <= 0 <= found["high"] else ", a clear difference"
+            interval = f"95 % interval {found['low']:+.1%} to {found['high']:+.1%}"
+            lines.append(f"{title}: {found['difference']:+.1%} ({interval}{verdict})")
     return lines
 
 

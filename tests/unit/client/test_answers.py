@@ -41,6 +41,14 @@ def test_many_texts_are_in_a_file_and_not_in_memory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_temporary_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """As when the disk is full in mid-run; here its folder is gone."""
+    store = TextStore(tmp_path / "gone")
+    with pytest.raises(ClientError, match=r"cannot write .*gone: No such file .*--results-file"):
+        store.add(record(0, "x" * (2 << 20)))
+    store.close()
+
+
 def test_half_a_character_is_stored(tmp_path: Path) -> None:
     """Text that is not Unicode, as a JSON string may hold it, does not end a run."""
     store = TextStore(tmp_path)
