@@ -314,8 +314,9 @@ def _picture(text: str) -> Path:
 
 def _header(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
-    # gRPC's metadata has lower-case keys of these characters only.
-    if not equals or not re.fullmatch(r"[0-9A-Za-z_.-]+", key):
+    # gRPC's metadata has lower-case keys of these characters only, and ASCII values.
+    valid = re.fullmatch(r"[0-9A-Za-z_.-]+", key) and re.fullmatch(r"[ -~]*", value)
+    if not equals or not valid:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a header; give for example authorization=secret"
         )

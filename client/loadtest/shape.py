@@ -38,10 +38,9 @@ async def send_load(
         done: gets each record when it is complete.
         count: number of requests; None if only the duration limits it.
     """
-    limit: int | None = options.max_concurrency
     # `request_count` gives every open loop a number.
     if options.request_rate == math.inf or count is None:
-        places = min(limit or MAX_CONCURRENCY, count or MAX_CONCURRENCY)
+        places = places_for(options.max_concurrency or MAX_CONCURRENCY, count)
         singles = ((request,) for request in requests)
         started = time.perf_counter()
         until = started + options.duration if options.duration else math.inf
@@ -56,8 +55,20 @@ async def send_load(
         )
         timed = zip(times, requests, strict=False)
         started = time.perf_counter()
-        await loops.open_loop([client] * (limit or count), timed, done, started=started)
+        places = places_for(options.max_concurrency, count)
+        await loops.open_loop([client] * places, timed, done, started=started)
     return time.perf_counter() - started
+
+
+def places_for(limit: int | None, count: int | None) -> int:
+    """Return how many requests may be in flight.
+
+    Args:
+        limit: the most; None sets no limit.
+        count: number of requests; None if nobody knows it.
+    """
+    known = [number for number in (limit, count) if number is not None]
+    return min(known, default=MAX_CONCURRENCY)
 
 
 async def until_interrupt(work: Coroutine[Any, Any, None], stop: Callable[[], None]) -> bool:

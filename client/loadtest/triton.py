@@ -34,6 +34,7 @@ _POLL_SECONDS = 0.25
 # The first wait and the longest one before gRPC connects again. By default it waits up to 120 s.
 # `grpc.min_reconnect_backoff_ms` stays: it is also the time that a connection may take.
 _RECONNECT_MS = (100, 1000)
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 # Inputs and outputs that a model may lack. They are used if it has them.
 _FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 _OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
@@ -128,9 +129,15 @@ class TritonClient:
             ClientError: there is no such server, no such model, or it lacks an input.
         """
         await self._wait_ready(self._endpoint.wait_ready)
-        metadata = await self._client.get_model_metadata(
-            self._endpoint.model, headers=self._headers, client_timeout=_PREFLIGHT_SECONDS
-        )
+        try:
+            metadata = await self._client.get_model_metadata(
+                self._endpoint.model, headers=self._headers, client_timeout=_PREFLIGHT_SECONDS
+            )
+        except InferenceServerException as error:
+            raise ClientError(
+                f"the server at {self._endpoint.url} (--url) does not describe the model "
+                f"{self._endpoint.model!r}: {_message(error)}; see the server's log"
+            ) from error
         self._inputs = frozenset(tensor.name for tensor in metadata.inputs)
         for name in inputs:
             if name not in self._inputs:
@@ -237,7 +244,8 @@ class TritonClient:
         out_of_time = limit is not None and time.perf_counter() - record.sent >= limit
         if code is grpc.StatusCode.DEADLINE_EXCEEDED or (ended_early and out_of_time):
             record.fail("timeout", f"no complete answer within {limit} s (--stream-timeout)")
-        elif code is grpc.StatusCode.UNAVAILABLE or ended_early:
+        # A server that ends may also cancel what it is doing.
+        elif code in _LOST or ended_early:
             lost = details or "the call was cancelled"
             record.fail("connection", f"the connection to {self._endpoint.url} was lost: {lost}")
             await self._return()

@@ -62,6 +62,7 @@ def run(*arguments: object, cwd: Path, python: str = sys.executable) -> subproce
         (["--goodput", "ttft:5"], "need --streaming-mode"),
         (["--metric-percentiles", "99,101"], "not a list of percentiles"),
         (["--header", "a b"], "not a header"),
+        (["--header", "a=\n"], "not a header"),
         (["--random-output-len", "5"], "need --random-input-len"),
         (["--random-input-len", "5", "--iterations", "2"], "give --num-prompts"),
         (["--iterations", "2", "--num-prompts", "5"], "either --iterations or --num-prompts"),
