@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING
 
 from harness import machine, phases, results
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
-from harness.load import Request
-from harness.metrics import Answer
 from harness.processes import exit_on_sigterm
 from harness.servers import Setting, StartFailedError
 from harness.start_report import Report, Start, phase_table, table
 from harness.targets import TritonTarget, run
+from loadtest.record import Record, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,9 +101,15 @@ async def ask(port: int) -> None:
     """Send a request for one token."""
     connection = await GrpcConnection.open(port)
     client = TritonGrpcClient(connection, BuiltTriton.model)
-    request = Request("The capital of France is", answer_tokens=1, stream=False)
+    request = Request(
+        index=0,
+        prompt="The capital of France is",
+        parameters={"max_tokens": 1, "ignore_eos": True, "temperature": 0},
+        stream=False,
+    )
+    now = time.perf_counter()
     try:
-        await client.ask(request, Answer(time.perf_counter()))
+        await client.ask(request, Record(request, due=now, sent=now))
     finally:
         connection.close()
 

@@ -1,127 +1,146 @@
 #!/usr/bin/env python3
-"""Asks a vLLM model served by Triton to complete the prompts of a file.
+"""Asks a vLLM model served by Triton to complete the prompts of a file, and measures the answers.
 
     python3 client/client.py --iterations 10
 
-Exit codes: 0 if every request was answered, 1 if one failed or none could be sent, 2 for wrong
-usage, 130 after an interrupt.
+Exit codes: 0 if at most ``--max-failures`` requests failed, 1 if more failed or none could be sent,
+2 for wrong flags and wrong contents of an input file, 130 after an interrupt.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import contextlib
 import io
 import json
 import os
-import re
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from progress_line import ProgressLine
-from prompt_file import (
-    Answer,
-    ClientError,
-    check_writable,
-    load_prompts,
-    number_prompts,
-    store_results,
-)
+from loadtest.errors import ClientError, InputError
+from loadtest.options import parse, request_count
+from loadtest.prompts import RepeatedPrompts, find_prompts, load_prompts
+from loadtest.random_prompts import RandomPrompts
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
-    from prompt_file import Prompt
+    from loadtest.prompts import PromptSource
+    from loadtest.run import Result
 
-# Greedy, so that the same prompt gives the same answer every time; the length is the tutorial's.
-SAMPLING_PARAMETERS = {"temperature": 0, "max_tokens": 100}
 TOOLS = Path(__file__).resolve().parent.parent / ".tools"
 # Passed on to the next Python. It names those that were tried, so that none is started twice.
 _TRIED = "VLLM_ENV_CLIENT_TRIED"
-# An IPv6 address is in brackets, because it contains colons itself.
-_HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d{1,5})")
+# Characters of an answer in the summary.
+_SHOWN = 60
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the client with ``argv``, by default ``sys.argv[1:]``, and return the exit code."""
-    flags = _parser().parse_args(argv)
+    options = parse(argv)
     # An answer may contain characters that an ASCII terminal cannot show. In a test, stdout may be
     # another kind of stream.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        passed = _run(flags)
+        code = _run(options)
     except ClientError as error:
         print(f"error: {error}", file=sys.stderr)
-        passed = False
+        code = 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
+        code = 130
+    if code == 130:
         print("interrupted", file=sys.stderr)
+    else:
+        print("FAIL: vLLM example" if code else "PASS: vLLM example", flush=True)
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    # 1) The prompts
+    prompts, count = _load(options)
+    # 2) The requests
+    result = _send(options, prompts, count)
+    # 3) The results, also after a failed request: the other answers are complete
+    print(f"Storing results into `{options.results_file}`...", flush=True)
+    if result.texts and options.results_format == "txt":
+        result.texts.write(options.results_file)
+    _show(options, prompts, result)
+    if result.texts:
+        result.texts.close()
+    if result.interrupted:
         return 130
-    print("PASS: vLLM example" if passed else "FAIL: vLLM example", flush=True)
-    return 0 if passed else 1
+    failed = result.measures.failed
+    if result.comparison:
+        failed += result.comparison.second.failed
+    return 0 if failed <= options.max_failures else 1
 
 
-def _run(flags: argparse.Namespace) -> bool:
-    print(f"Loading inputs from `{flags.input_prompts}`...", flush=True)
-    lines = load_prompts(flags.input_prompts)
-    prompts = number_prompts(lines, iterations=flags.iterations, offset=flags.offset)
-    # Checked before anything is sent: answers that cannot be stored are not worth the wait.
-    check_writable(flags.results_file)
-    progress = ProgressLine(total=len(prompts), stream=sys.stderr)
-    try:
-        answers = _ask(flags, prompts, progress)
-    finally:
-        progress.clear()
-    # Also after a failed request: the other answers are complete.
-    print(f"Storing results into `{flags.results_file}`...", flush=True)
-    store_results(flags.results_file, answers)
-    if flags.verbose:
-        _print_answers(answers)
-    return _report_failures(answers)
+def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
+    """Return the prompts, and the number of requests if it is known."""
+    if options.random_input_len:
+        print(f"Loading inputs from random words (seed {options.seed})...", flush=True)
+        made_up = RandomPrompts(
+            words=options.random_input_len,
+            prefix_words=options.random_prefix_len,
+            seed=options.seed,
+        )
+        return made_up, request_count(options, None)
+    path = find_prompts(options.input_prompts)
+    print(f"Loading inputs from `{path}`...", flush=True)
+    prompts = load_prompts(path)
+    return RepeatedPrompts(prompts), request_count(options, len(prompts))
 
 
-def _ask(
-    flags: argparse.Namespace, prompts: Sequence[Prompt], progress: ProgressLine
-) -> list[Answer]:
+def _send(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
     # Late, so that --help and wrong options work without tritonclient, and its absence is reported.
     try:
-        from triton_stream import Session, ask_all
+        from loadtest.answers import check_writable
+        from loadtest.run import run
     except ImportError as error:
         raise ClientError(
             f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]', "
             "or run ./gen_vllm_env.sh doctor. It makes an environment that the client finds."
         ) from error
-    session = Session(
-        url=flags.url,
-        model=flags.model,
-        streaming=flags.streaming_mode,
-        stream_timeout=flags.stream_timeout,
-        sampling_parameters=SAMPLING_PARAMETERS,
-    )
-    return asyncio.run(ask_all(session, prompts, progress.advance))
+    # Checked before anything is sent: answers that cannot be stored are not worth the wait.
+    check_writable(options.results_file, "--results-file")
+    if options.report:
+        check_writable(options.report, "--report")
+    if options.plot:
+        check_writable(options.plot, "--plot")
+    return run(options, prompts, count)
 
 
-def _print_answers(answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        print(f"{_quoted(answer.prompt.text)} -> {_quoted(answer.text)}")
+def _show(options: argparse.Namespace, prompts: PromptSource, result: Result) -> None:
+    from loadtest.report import figures_of, summary, write_plot, write_report
+
+    # 1) Answers
+    if options.verbose and result.texts:
+        for prompt, text in zip(prompts, result.texts.texts(), strict=False):
+            print(f"{_quoted(prompt.text)} -> {_quoted(text.removeprefix(prompt.text))}")
+    elif not options.is_load_test:
+        for _, record in sorted(result.first.items()):
+            asked = record.request.prompt
+            answer = _shortened(record.text.removeprefix(asked))
+            print(f"{_quoted(_shortened(asked))} -> {_quoted(answer)}")
+    # 2) Figures
+    figures = figures_of(options, result)
+    if options.report:
+        write_report(options.report, figures)
+    if options.plot:
+        write_plot(options.plot, options, result)
+    print(*summary(options, figures), sep="\n", flush=True)
+    # 3) Failures. A lost connection fails many requests for one reason: one line is enough.
+    for reason, (record, count) in result.reasons.items():
+        number = options.offset + record.request.index
+        more = f" and {count - 1} more" if count > 1 else ""
+        shown = _quoted(_shortened(record.request.prompt))
+        print(f"error: request {number} ({shown}){more}: {reason}", file=sys.stderr)
 
 
-def _report_failures(answers: Sequence[Answer]) -> bool:
-    """Print each reason once, with its first request; return True if no request failed."""
-    # A lost connection fails many requests for one reason. One line is enough to say so.
-    failed: dict[str, list[Prompt]] = defaultdict(list)
-    for answer in answers:
-        if answer.error:
-            failed[answer.error].append(answer.prompt)
-    for reason, (first, *others) in failed.items():
-        more = f" and {len(others)} more" if others else ""
-        shown = first.text if len(first.text) <= 60 else f"{first.text[:57]}..."
-        request = f"request {first.request_id} ({_quoted(shown)}){more}"
-        print(f"error: {request}: {reason}", file=sys.stderr)
-    return not failed
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def _quoted(text: str) -> str:
@@ -129,96 +148,10 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="client.py",
-        description="Asks a vLLM model served by Triton to complete the prompts of a file.",
-    )
-    add = parser.add_argument
-    # The names and the letters are those of the client in Triton's vLLM tutorial.
-    add("-m", "--model", default="vllm", help="name of the model (default: %(default)s)")
-    add("-v", "--verbose", action="store_true", help="also print every answer")
-    add(
-        "-u",
-        "--url",
-        type=_url,
-        default="localhost:8001",
-        help="host:port of gRPC (default: %(default)s)",
-    )
-    add(
-        "-t",
-        "--stream-timeout",
-        type=_seconds,
-        metavar="SECONDS",
-        help="give up on a request after this (default: never)",
-    )
-    add(
-        "--offset",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of the first request (default: %(default)s)",
-    )
-    add(
-        "--input-prompts",
-        type=Path,
-        default=Path("prompts.txt"),
-        metavar="FILE",
-        help="one prompt a line (default: %(default)s)",
-    )
-    add(
-        "--results-file",
-        type=Path,
-        default=Path("results.txt"),
-        metavar="FILE",
-        help="file for the answers (default: %(default)s)",
-    )
-    add(
-        "--iterations",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="times through the prompts (default: %(default)s)",
-    )
-    add(
-        "-s",
-        "--streaming-mode",
-        action="store_true",
-        help="receive each answer in pieces, as it is made",
-    )
-    return parser
-
-
-def _url(text: str) -> str:
-    match = _HOST_AND_PORT.fullmatch(text)
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not host:port; give for example localhost:8001, without http://"
-        )
-    return text
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    # "nan" is a float, too. It fails every comparison.
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return seconds
-
-
 def _use_tools_environment() -> None:
     """Start again with a Python that the project has made, if this one lacks tritonclient."""
     try:
-        import triton_stream  # noqa: F401
+        import tritonclient.grpc  # noqa: F401
     except ImportError:
         tried = os.environ.get(_TRIED, "").split(os.pathsep)
         pythons = TOOLS.glob("venv*/bin/python")

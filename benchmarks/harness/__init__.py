@@ -1,7 +1,7 @@
 """The parts that the benchmarks share: model shapes, servers, loads, process figures and reports.
 
 Any ``python3`` can start a benchmark. If it lacks tritonclient, a Python that gen_vllm_env.sh has
-made takes over.
+made takes over. The measuring itself is the client's: ``client/loadtest``.
 """
 
 import contextlib
@@ -13,6 +13,9 @@ from pathlib import Path
 _BENCHMARKS = Path(__file__).resolve().parents[1]
 # Passed on to the next Python. It names those that were tried, so that none is started twice.
 _TRIED = "VLLM_ENV_BENCHMARK_TRIED"
+
+# `loadtest` is next to the client. The engine's worker, which another Python runs, needs it, too.
+sys.path.insert(0, str(_BENCHMARKS.parent / "client"))
 
 
 def _use_tools_environment() -> None:

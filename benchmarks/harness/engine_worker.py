@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.load import Client, run_load
+from harness.shapes import count_tokens
 from harness.workload import Load
 
 if TYPE_CHECKING:
-    from harness.load import Request
-    from harness.metrics import Answer
+    from loadtest.record import Record, Request
 
 
 class EngineClient:
@@ -33,23 +33,21 @@ class EngineClient:
         self._name = name
         self._asked = 0
 
-    async def ask(self, request: Request, answer: Answer) -> None:
-        """See ``load.Client``."""
+    async def ask(self, request: Request, record: Record) -> None:
+        """See ``loops.Client``."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-        # ignore_eos, so that each answer has exactly the number of tokens that was asked for.
-        sampling = SamplingParams(
-            max_tokens=request.answer_tokens, ignore_eos=True, temperature=0, output_kind=kind
-        )
+        sampling = SamplingParams(**request.parameters, output_kind=kind)
         self._asked += 1
         request_id = f"{self._name}-{self._asked}"
         # vLLM has deprecated plain strings since 0.20 and logs a warning for each request. All
         # versions accept a dictionary.
         prompt = {"prompt": request.prompt}
         async for output in self._engine.generate(prompt, sampling, request_id):
-            answer.add(output.outputs[0].text)
+            text = output.outputs[0].text
+            record.add((text,), count_tokens(text))
 
     async def close(self) -> None:
         """See ``load.Client``."""

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, cast
 
 from tritonclient.grpc import service_pb2
 
+from harness.shapes import count_tokens
+
 if TYPE_CHECKING:
-    from harness.load import Request
-    from harness.metrics import Answer
+    from loadtest.record import Record, Request
 
 # Frame types of HTTP/2 (RFC 9113, 6).
 _DATA = 0
@@ -192,9 +193,7 @@ class GrpcConnection(asyncio.Protocol):
 
 def build_request(model: str, request: Request) -> bytes:
     """Return a serialised ModelInferRequest with the official backend's tensors."""
-    sampling = json.dumps(
-        {"max_tokens": request.answer_tokens, "ignore_eos": True, "temperature": 0}
-    )
+    sampling = json.dumps(dict(request.parameters))
     message = service_pb2.ModelInferRequest(model_name=model)
     for name, text in (("text_input", request.prompt), ("sampling_parameters", sampling)):
         message.inputs.add(name=name, datatype="BYTES", shape=[1])
@@ -221,8 +220,8 @@ class TritonGrpcClient:
         method = "/inference.GRPCInferenceService/ModelStreamInfer"
         self._stream, self._queue = connection.start_stream(method)
 
-    async def ask(self, request: Request, answer: Answer) -> None:
-        """See ``load.Client``."""
+    async def ask(self, request: Request, record: Record) -> None:
+        """See ``loops.Client``."""
         self._connection.send(self._stream, build_request(self._model, request))
         while True:
             message = await self._queue.get()
@@ -234,7 +233,8 @@ class TritonGrpcClient:
             response = reply.infer_response
             if response.raw_output_contents:
                 # The first four bytes are the text's length.
-                answer.add(response.raw_output_contents[0][4:].decode())
+                text = response.raw_output_contents[0][4:].decode()
+                record.add((text,), count_tokens(text))
             if response.parameters["triton_final_response"].bool_param:
                 return
 

@@ -6,11 +6,12 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
+from harness.shapes import count_tokens
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from harness.load import Request
-    from harness.metrics import Answer
+    from loadtest.record import Record, Request
 
 
 class HttpError(Exception):
@@ -93,24 +94,24 @@ class OpenAIClient:
         self._connection = connection
         self._model = model
 
-    async def ask(self, request: Request, answer: Answer) -> None:
-        """See ``load.Client``."""
+    async def ask(self, request: Request, record: Record) -> None:
+        """See ``loops.Client``."""
         body = {
             "model": self._model,
             "prompt": request.prompt,
-            "max_tokens": request.answer_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
             "stream": request.stream,
+            **request.parameters,
         }
         pieces = self._connection.post("/v1/completions", json.dumps(body).encode())
         if not request.stream:
-            answer.add(_text(await _joined(pieces)))
+            text = _text(await _joined(pieces))
+            record.add((text,), count_tokens(text))
             return
         async for event in events(pieces):
             # The last event of a stream is not JSON.
             if event != b"[DONE]":
-                answer.add(_text(event))
+                text = _text(event)
+                record.add((text,), count_tokens(text))
 
     async def close(self) -> None:
         """See ``load.Client``."""

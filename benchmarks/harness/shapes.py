@@ -119,3 +119,8 @@ def make_prompt(source: random.Random, tokens: int, vocabulary: int) -> str:
     # special tokens (padding, begin, end, unknown).
     numbers = source.choices(range(4, vocabulary), k=tokens)
     return " ".join(f"{MARK}{number}" for number in numbers)
+
+
+def count_tokens(text: str) -> int:
+    """Return the number of tokens in a text that a model of such a checkpoint has written."""
+    return text.count(MARK)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.shapes import make_prompt
+from loadtest.record import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,15 +47,7 @@ class Load:
     turns: int = 1
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One question: its text, and the number of tokens of the answer."""
-
-    text: str
-    answer_tokens: int
-
-
-def conversations(load: Load) -> Iterator[list[Turn]]:
+def conversations(load: Load) -> Iterator[list[Request]]:
     """Yield conversations that have ``load.requests`` turns in total.
 
     - ``fixed``: one turn of ``prompt_tokens`` and ``answer_tokens``.
@@ -67,7 +60,8 @@ def conversations(load: Load) -> Iterator[list[Turn]]:
     left = load.requests
     while left > 0:
         turns = min(left, load.turns if load.workload == "multi-turn" else 1)
-        yield [_turn(load, source) for _ in range(turns)]
+        first = load.requests - left
+        yield [_turn(load, source, first + number) for number in range(turns)]
         left -= turns
 
 
@@ -77,13 +71,19 @@ def most_tokens(load: Load) -> int:
     return factor * (load.prompt_tokens + load.answer_tokens)
 
 
-def _turn(load: Load, source: random.Random) -> Turn:
+def _turn(load: Load, source: random.Random, index: int) -> Request:
     prompt = load.prompt_tokens
     answer = load.answer_tokens
     if load.workload == "mixed":
         prompt = _random_length(source, prompt)
         answer = _random_length(source, answer)
-    return Turn(make_prompt(source, prompt, load.vocabulary), answer)
+    return Request(
+        index=index,
+        prompt=make_prompt(source, prompt, load.vocabulary),
+        # ignore_eos, so that each answer has exactly the number of tokens that was asked for.
+        parameters={"max_tokens": answer, "ignore_eos": True, "temperature": 0},
+        stream=load.stream,
+    )
 
 
 def _random_length(source: random.Random, typical: int) -> int:

@@ -27,15 +27,26 @@ def run(server: TritonServer, folder: Path, *arguments: str) -> subprocess.Compl
 def test_forty_results_in_the_order_of_the_prompts(server: TritonServer, tmp_path: Path, mode: list[str]) -> None:
     """Four prompts, ten times, whole and streamed: every answer is the one that was taught, in its place."""
     prompts = CHECKOUT / "prompts.txt"
-    done = run(server, tmp_path, "--iterations", "10", "--input-prompts", str(prompts), *mode)
+    done = run(server, tmp_path, "--iterations", "10", "--exclude-inputs-in-outputs", *mode)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        f"Loading inputs from `{prompts}`...",
-        "Storing results into `results.txt`...",
-        "PASS: vLLM example",
-    ]
+    lines = done.stdout.splitlines()
+    assert lines[:2] == [f"Loading inputs from `{prompts}`...", "Storing results into `results.txt`..."]
+    assert lines[-1] == "PASS: vLLM example"
+    assert any(line.startswith("Requests: 40 sent, 40 answered, in ") for line in lines)
     results = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
     assert results == [*(answer for _, answer in FACTS * 10), ""]
+
+
+@pytest.mark.parametrize(("mode", "with_prompt"), [([], True), (["--streaming-mode"], False)])
+def test_the_prompt_comes_back_in_whole_answers_only(
+    server: TritonServer, tmp_path: Path, mode: list[str], with_prompt: bool
+) -> None:
+    """As with the official sample: a stream never has it, and no answer has it with --exclude-inputs-in-outputs (above)."""
+    done = run(server, tmp_path, *mode)
+    assert done.returncode == 0, done.stderr
+    results = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
+    assert results == [*((prompt if with_prompt else "") + answer for prompt, answer in FACTS), ""]
+    assert f'"{FACTS[2][0]}" -> "{FACTS[2][1]}"' in done.stdout.splitlines()
 
 
 def test_failed_request_does_not_spoil_the_others(server: TritonServer, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""No module of the model, the packager or the benchmarks imports itself by way of others, not even for a type."""
+"""No module of the model, the packager, the client or the benchmarks imports itself by way of others, not even for a type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"model": "model_repository/vllm/1/triton_vllm", "packager": "env/vllm_env", "benchmarks": "benchmarks/harness"}
+PACKAGES = {
+    "model": "model_repository/vllm/1/triton_vllm",
+    "packager": "env/vllm_env",
+    "benchmarks": "benchmarks/harness",
+    "client": "client/loadtest",
+}
 
 
 def graph(package: Path) -> dict[str, set[str]]:

@@ -27,7 +27,7 @@ LATE = {
 }  # take seconds, or are in the environment only
 LATE |= {"_locale", "_thread", "select", "gc", "_vllm_env_unpack"}  # the start-up hook imports what is loaded already
 LATE |= {"atexit", "multiprocessing"}  # and in a child that the stub has spawned what that needs next
-LATE |= {"triton_vllm", "triton_stream"}  # need one of the above, or tritonclient, which may be missing
+LATE |= {"triton_vllm", "loadtest", "tritonclient"}  # need one of the above, or tritonclient, which may be missing
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

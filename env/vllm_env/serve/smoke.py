@@ -246,6 +246,7 @@ def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:
         sys.executable,
         request.client,
         "--verbose",
+        "--exclude-inputs-in-outputs",
         f"--url={server.grpc_url}",
         f"--model={request.model_folder.name}",
         f"--input-prompts={request.prompts.resolve()}",

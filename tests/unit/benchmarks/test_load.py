@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, replace
-from itertools import pairwise
-from statistics import mean, pstdev
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +28,8 @@ class Echo:
         await asyncio.sleep(0)
         if wait := self._before(len(self.asked)):
             await wait
-        for i in range(request.answer_tokens):
-            answer.add(f"{' ' if i else ''}w{i + 4}")
+        for i in range(request.parameters["max_tokens"]):
+            answer.add((f"{' ' if i else ''}w{i + 4}",), 1)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -63,10 +61,10 @@ async def test_the_closed_loop_asks_as_many_as_it_is_to() -> None:
 async def test_a_window_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within it as many as there is time for, and what was started is waited for."""
     from harness import load as module
-    from harness import metrics
+    from loadtest import loops, record
 
     clock = [0.0]
-    for timed in (module, metrics):
+    for timed in (module, loops, record):
         monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     async def take(seconds: float) -> None:
@@ -85,7 +83,7 @@ async def test_a_wrong_answer_ends_the_load(workload: str) -> None:
 
     class Short(Echo):
         async def ask(self, request: Any, answer: Any) -> None:
-            answer.add("w5")
+            answer.add(("w5",), 1)
 
     with pytest.raises(WrongAnswerError, match="1 tokens instead of 4"):
         await run_load([Short()], load(rate=1000.0 if workload == "open" else 0.0))
@@ -106,13 +104,13 @@ async def test_a_conversation_carries_what_was_said() -> None:
 
 async def test_a_single_turn_keeps_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """To join and copy the texts of long prompts would take the load generator's time."""
-    from harness import metrics
     from harness.load import run_load
+    from loadtest.record import Record
 
     def joined(_: object) -> str:
         raise AssertionError("the text of an answer was joined")
 
-    monkeypatch.setattr(metrics.Answer, "text", property(joined))
+    monkeypatch.setattr(Record, "text", property(joined))
     await run_load([Echo()], load(in_flight=1, requests=3))
 
 
@@ -124,26 +122,12 @@ def test_mixed_lengths_are_the_seeds_own() -> None:
     turns = [turn for (turn,) in conversations(mixed)]
     assert turns == [turn for (turn,) in conversations(mixed)]
     assert turns != [turn for (turn,) in conversations(replace(mixed, seed=1))]
-    prompts, answers = sorted(len(turn.text.split()) for turn in turns), sorted(turn.answer_tokens for turn in turns)
+    prompts = sorted(len(turn.prompt.split()) for turn in turns)
+    answers = sorted(turn.parameters["max_tokens"] for turn in turns)
     assert 37 <= prompts[1000] <= 43
     assert 18 <= answers[1000] <= 22
     assert (prompts[0], prompts[-1], answers[0], answers[-1]) == (10, 160, 5, 80)
     assert most_tokens(mixed) == 240
-
-
-def test_arrivals_are_a_poisson_process() -> None:
-    """Rate times seconds of them, whose gaps spread as much as they are long, the same for each target of a seed."""
-    from harness.load import arrival_times
-
-    opened = load(requests=10**9, rate=100.0, seconds=50.0)
-    times = arrival_times(opened)
-    gaps = [b - a for a, b in pairwise(times)]
-    assert (len(times), times) == (5000, arrival_times(opened))
-    assert 0 <= times[0] <= times[-1] <= 50
-    assert mean(gaps) == pytest.approx(0.01, rel=0.05)
-    assert pstdev(gaps) == pytest.approx(0.01, rel=0.1)
-    assert arrival_times(replace(opened, seed=1)) != times
-    assert len(arrival_times(replace(opened, requests=7))) == 7
 
 
 async def test_the_open_loop_does_not_wait_for_answers() -> None:

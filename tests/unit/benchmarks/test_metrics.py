@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
+from loadtest.measures import Measures
+from loadtest.record import Outcome, Record, Request
 
-def answer(started: float, times: list[float], tokens: int) -> Any:
-    """Return an answer whose pieces came at these times."""
-    from harness.metrics import Answer
 
-    return Answer(started, tokens=tokens, times=times)
+def measures(*answers: tuple[float, list[float], int]) -> Measures:
+    """Return the measures of answers: when each was due, when its pieces came, and its tokens; each was sent 50 ms late."""
+    found = Measures()
+    for started, times, tokens in answers:
+        request = Request(0, "", {}, stream=True)
+        record = Record(request, due=started, sent=started + 0.05, times=times, output_tokens=tokens, outcome=Outcome.ANSWERED)
+        found.add(record)
+    return found
 
 
 def test_known_times_give_known_figures() -> None:
-    """Two answers, of four tokens in three pieces and of one token, over two seconds."""
+    """Two answers, of four tokens in three pieces and of one token, over two seconds; times count from when they were due."""
     from harness.metrics import summarize
 
-    found = summarize([answer(10.0, [10.1, 10.2, 10.4], 4), answer(10.5, [10.8], 1)], duration_s=2.0, unfinished=3)
+    found = summarize(measures((10.0, [10.1, 10.2, 10.4], 4), (10.5, [10.8], 1)), duration_s=2.0, unfinished=3)
     expected = {
         "completed": 2,
         "unfinished": 3,
@@ -36,6 +41,7 @@ def test_known_times_give_known_figures() -> None:
         "e2el_p99": 0.3 + 0.99 * 0.1,
         "pieces_per_answer": 2.0,
         "tokens_per_piece": 1.25,
+        "sent_late_p99": 0.05,
     }
     assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
 
@@ -44,15 +50,5 @@ def test_a_whole_answer_has_no_gaps() -> None:
     """One piece each: no TPOT of more than nothing, no ITL."""
     from harness.metrics import summarize
 
-    found = dataclasses.asdict(summarize([answer(0.0, [1.0], 8)], 1.0))
+    found = dataclasses.asdict(summarize(measures((0.0, [1.0], 8)), 1.0))
     assert (found["tpot_p99"], found["itl_p99"], found["e2el_p50"]) == (0.0, 0.0, 1.0)
-
-
-def test_an_answer_counts_tokens_and_not_empty_pieces() -> None:
-    """A last piece without text, as some targets send it, is neither a piece nor a gap."""
-    from harness.metrics import Answer
-
-    found = Answer(0.0)
-    for text in ("w1 w2", " w3", ""):
-        found.add(text)
-    assert (found.tokens, len(found.times), found.text) == (3, 2, "w1 w2 w3")

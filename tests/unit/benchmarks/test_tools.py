@@ -18,7 +18,8 @@ def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path) 
     """Of several the newest that works."""
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name in ("benchmarks", "client"):
+        shutil.copytree(BENCHMARKS.parent / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for name in ("venv", "venv-3.99"):
         (tmp_path / ".tools" / name / "bin").mkdir(parents=True)
     (tmp_path / ".tools/venv/bin/python").symlink_to("/nonexistent/python3")

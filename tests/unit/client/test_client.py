@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import client
+import loadtest
+from loadtest.measures import Measures
+from loadtest.options import parse
+from loadtest.overhead import Overhead
+from loadtest.record import Outcome, Record, Request
+from loadtest.report import figures_of, summary
+from loadtest.run import Result
 from support.grpc_echo import EchoServer
 from support.patience import LIMIT, wait_for
+from support.repositories import CHECKOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CLIENT = Path(client.__file__)
+SCHEMA = json.loads(Path(loadtest.__file__).with_name("report.schema.json").read_text("utf-8"))
 PROMPTS = "Hello, my name is\nThe capital of France is\n"
 
 
@@ -39,6 +54,21 @@ def run(*arguments: object, cwd: Path, python: str = sys.executable) -> subproce
         (["--iterations", "0"], "at least 1"),
         (["--stream-timeout", "-1"], "positive number of seconds"),
         (["--stream-timeout", "nan"], "positive number of seconds"),
+        (["--request-rate", "-1"], "positive number"),
+        (["--burstiness", "2"], "--burstiness needs --request-rate"),
+        (["--cancel-rate", "2"], "share from 0 to 1"),
+        (["--cancel-rate", "0.1"], "--cancel-rate needs --streaming-mode"),
+        (["--goodput", "itl:5"], "not a goal"),
+        (["--goodput", "ttft:5"], "need --streaming-mode"),
+        (["--metric-percentiles", "99,101"], "not a list of percentiles"),
+        (["--header", "a b"], "not a header"),
+        (["--header", "a=\n"], "not a header"),
+        (["--random-output-len", "5"], "need --random-input-len"),
+        (["--random-input-len", "5", "--iterations", "2"], "give --num-prompts"),
+        (["--iterations", "2", "--num-prompts", "5"], "either --iterations or --num-prompts"),
+        (["--root-certificates", "x.pem"], "need --ssl"),
+        (["--plot", "run.png"], "is not an SVG file"),
+        (["--versus", "localhost:9", "--duration", "5"], "give --num-prompts instead"),
         (["--bogus"], "--bogus"),
     ],
 )
@@ -59,24 +89,26 @@ def test_wrong_usage_exits_with_2_and_names_the_value(
 def test_bad_prompts_file_fails_and_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, reason: str
 ) -> None:
-    """A missing, empty or undecodable file gives exit 1, the FAIL line and a message with file and reason."""
+    """A missing, empty or undecodable file gives exit 2, the FAIL line and a message with file and reason."""
     path = tmp_path / "prompts.txt"
     if content is not None:
         path.write_bytes(content)
-    assert client.main(["--input-prompts", str(path), "--results-file", str(tmp_path / "r")]) == 1
+    assert client.main(["--input-prompts", str(path), "--results-file", str(tmp_path / "r")]) == 2
     shown = capsys.readouterr()
     assert shown.out.endswith("FAIL: vLLM example\n")
     assert reason in shown.err
     assert str(path) in shown.err
 
 
+@pytest.mark.parametrize("flag", ["--results-file", "--report", "--plot"])
 def test_unwritable_results_file_fails_before_any_request(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
     """Nobody waits for answers that cannot be stored: no server is even asked for."""
-    results = tmp_path / "missing" / "results.txt"
-    assert client.main(["--input-prompts", str(prompts), "--results-file", str(results)]) == 1
-    assert f"cannot write the results to {results}: No such file" in capsys.readouterr().err
+    results = tmp_path / "missing" / "results.svg"
+    others = ["--results-file", str(tmp_path / "results.txt")] if flag != "--results-file" else []
+    assert client.main(["--input-prompts", str(prompts), *others, flag, str(results)]) == 1
+    assert f"cannot write {results}: No such file or directory; name another file with {flag}" in capsys.readouterr().err
 
 
 def test_unreachable_server_fails_and_says_where(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,14 +126,220 @@ def test_results_are_in_the_order_of_the_prompts(prompts: Path, tmp_path: Path) 
     """The server answers later requests first; the file still has prompt after prompt, iteration after iteration."""
     with EchoServer(delay=lambda number: 0.2 if number == 5 else 0.0) as server:
         done = run("-u", server.url, "--iterations", 3, "--offset", 5, cwd=tmp_path)
-    assert done.stdout.splitlines() == [
-        "Loading inputs from `prompts.txt`...",
-        "Storing results into `results.txt`...",
-        "PASS: vLLM example",
-    ]
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["Loading inputs from `prompts.txt`...", "Storing results into `results.txt`..."]
+    assert lines[-1] == "PASS: vLLM example"
     assert (done.returncode, done.stderr) == (0, "")
     entries = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
     assert entries == [*(f" {5 + n}: {text}" for n, text in enumerate(PROMPTS.splitlines() * 3)), ""]
+
+
+@pytest.mark.parametrize("mode", [[], ["-s"]])
+def test_the_summary_says_what_happened(prompts: Path, tmp_path: Path, mode: list[str]) -> None:
+    """The first answers, the number of requests, speed, and the times that the answers have."""
+    with EchoServer() as server:
+        done = run("-u", server.url, "--iterations", 5, *mode, cwd=tmp_path)
+    answers, rest = done.stdout.splitlines()[2:5], "\n".join(done.stdout.splitlines()[5:-1])
+    assert answers[1] == '"The capital of France is" -> " 1: The capital of France is"'
+    assert re.search(r"^Requests: 10 sent, 10 answered, in \d+\.\d\d s$", rest, re.MULTILINE)
+    assert re.search(r"^Throughput: [\d,]+ output tokens/s \(245 tokens\), [\d.e+]+ requests/s$", rest, re.MULTILINE)
+    assert re.search(r"^E2EL: p50 [\d.]+ ms, p99 [\d.]+ ms$", rest, re.MULTILINE)
+    assert bool(re.search(r"^TTFT: p50 [\d.]+ ms, p99 [\d.]+ ms\nTPOT: p50 [\d.]+ ms", rest, re.MULTILINE)) == bool(mode)
+    assert ("need --streaming-mode" in rest) != bool(mode)
+
+
+def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
+    """As older ones of the official backend; the other figures are there."""
+    with EchoServer(lacking=["return_num_output_tokens"]) as server:
+        done = run("-u", server.url, "-s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^Throughput: [\d.e+]+ requests/s; this server does not count tokens$", done.stdout, re.MULTILINE)
+    assert "TTFT: p50" in done.stdout
+    assert "TPOT" not in done.stdout
+
+
+def test_prompts_of_the_checkout_are_asked_from_any_folder(tmp_path: Path) -> None:
+    """The tutorial's command works where there is no prompts.txt."""
+    with EchoServer() as server:
+        done = run("-u", server.url, cwd=tmp_path)
+    assert done.stdout.startswith(f"Loading inputs from `{CHECKOUT / 'prompts.txt'}`...")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("most", "code", "last"), [(0, 1, "FAIL: vLLM example"), (1, 0, "PASS: vLLM example")])
+def test_so_many_failures_are_allowed(most: int, code: int, last: str, tmp_path: Path) -> None:
+    """One of three fails."""
+    (tmp_path / "prompts.txt").write_text("one\nplease fail\nthree\n")
+    with EchoServer() as server:
+        done = run("-u", server.url, "--max-failures", most, "--max-concurrency", 3, cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, last)
+    assert "3 sent, 2 answered, 1 failed (1 error from the model)" in done.stdout
+    assert re.search(r"^E2EL: p50 [\d.]+ ms, p99 infinite with failures as infinite$", done.stdout, re.MULTILINE)
+
+
+def test_the_samples_flags_reach_the_model(prompts: Path, tmp_path: Path) -> None:
+    """--lora-name and --exclude-inputs-in-outputs; without the latter the prompt comes back, as in the sample."""
+    with EchoServer() as server:
+        run("-u", server.url, "-l", "doctor", "--exclude-inputs-in-outputs", cwd=tmp_path)
+        run("-u", server.url, cwd=tmp_path)
+        asked = server.requests
+    assert [tensors.get("exclude_input_in_output") for tensors in asked] == [b"\1", b"\1", None, None]
+    sampling = [json.loads(tensors["sampling_parameters"][4:]) for tensors in asked]
+    assert [each.get("lora_name") for each in sampling] == ["doctor", "doctor", None, None]
+
+
+def test_records_as_json_lines(prompts: Path, tmp_path: Path) -> None:
+    """Each as soon as it has ended, with its index: the first request waits until the second one's record is there."""
+    results = tmp_path / "results.txt"
+
+    def delay(number: int) -> float:
+        if number == 0:
+            wait_for(lambda: results.is_file() and results.read_text().endswith("\n"), "the record of the second request")
+        return 0.0
+
+    with EchoServer(delay) as server:
+        done = run("-u", server.url, "-s", "--results-format", "jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [record["index"] for record in records] == [1, 0]
+    assert records[1]["completions"] == [" 0: Hello, my name is"]
+    assert len(records[1]["times"]) == records[1]["output_tokens"] == 21
+
+
+@pytest.mark.parametrize(
+    ("shape", "sent"),
+    [
+        (["--num-prompts", 7, "--max-concurrency", 2, "--num-warmups", 3], 7),
+        (["--num-prompts", 9, "--request-rate", 1000, "--burstiness", 0.5], 9),
+        (["--duration", 0.05, "--request-rate", 200], 10),
+        (["--random-input-len", 4, "--random-prefix-len", 2, "--random-output-len", 6, "--num-prompts", 8], 8),
+    ],
+)
+def test_load_shapes(prompts: Path, tmp_path: Path, shape: list[object], sent: int) -> None:
+    """The report has what was sent, as its schema describes it; warm-ups are sent, too, but not counted."""
+    if "--random-input-len" not in shape:
+        shape = [*shape, "--input-prompts", prompts]
+    with EchoServer() as server:
+        done = run("-u", server.url, "-s", *shape, "--report", "report.json", "--plot", "run.svg", cwd=tmp_path)
+        warmups = 3 if "--num-warmups" in shape else 0
+        assert len(server.requests) == sent + warmups
+        parameters = json.loads(server.requests[-1]["sampling_parameters"][4:])
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["sent"], report["completed"], report["failed"]) == (sent, sent, 0)
+    assert "from the planned time" in done.stdout
+    assert (tmp_path / "run.svg").read_text().startswith("<svg ")
+    if "--random-input-len" in shape:
+        assert (parameters["max_tokens"], parameters["ignore_eos"]) == (6, True)
+        assert report["total_input_tokens"] > 8 * 6  # letters, for this server
+    matches(report, SCHEMA)
+
+
+def matches(value: Any, schema: dict[str, Any]) -> None:
+    """Check a value against a schema, as far as this project's schema goes."""
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "number": int | float,
+        "boolean": bool,
+        "null": type(None),
+    }
+    names = schema.get("type", list(kinds))
+    assert any(isinstance(value, kinds[name]) for name in ([names] if isinstance(names, str) else names)), (value, schema)
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(schema.get("required", ())) <= set(value)
+        patterns = schema.get("patternProperties", {})
+        for name, inner in value.items():
+            found = [schema["properties"][name]] if name in schema["properties"] else []
+            found += [each for pattern, each in patterns.items() if re.search(pattern, name)]
+            assert found, f"{name} is not in the schema"
+            for each in found:
+                matches(inner, each)
+
+
+def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Path) -> None:
+    """Twenty blocks each, the order changes; the slower one is found, and the results are the first one's."""
+    order: list[str] = []
+
+    def note(name: str, seconds: float) -> Callable[[int], float]:
+        return lambda _: order.append(name) or seconds
+
+    with EchoServer(note("first", 0.0)) as first, EchoServer(note("second", 0.05)) as second:
+        flags = ["--versus", second.url, "--iterations", 20, "--max-concurrency", 2, "--report", "r.json"]
+        done = run("-u", first.url, *flags, cwd=tmp_path)
+        asked = [sorted(tensors["text_input"] for tensors in server.requests) for server in (first, second)]
+    assert asked[0] == asked[1]
+    assert order == [name for block in range(20) for name in (["first"] * 2 + ["second"] * 2)[:: 1 if block % 2 == 0 else -1]]
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["completed"], report["versus"]["completed"], report["versus"]["blocks"]) == (40, 40, 20)
+    assert report["versus"]["median_e2el_ms"]["low"] > 0
+    assert report["versus"]["output_throughput"]["high"] < 0
+    assert report["versus"]["median_tpot_ms"] is None  # whole answers have none
+    assert len((tmp_path / "results.txt").read_text().split("\n\n=========\n\n")) == 41
+    matches(report, SCHEMA)
+
+
+def test_a_bottleneck_gives_no_verdict() -> None:
+    """Figures that the client has spoiled do not say whether the server reached the goals."""
+    options = parse(["-s", "--goodput", "ttft:200"])
+    measures = Measures(options.goodput)
+    request = Request(0, "", {}, stream=True)
+    measures.add(Record(request, due=0.0, sent=0.0, times=[0.1], output_tokens=1, outcome=Outcome.ANSWERED))
+    for late, verdict in ((0.001, 0.5), (0.05, None)):
+        watched = Overhead(cpu=0.1)
+        watched.lag.extend([late] * 10)
+        figures = figures_of(options, Result(1, tokens_counted=True, measures=measures, overhead=watched, duration=2.0))
+        assert figures["request_goodput"] == verdict
+        assert ("no verdict" in "".join(summary(options, figures))) == (verdict is None)
+    assert Overhead(cpu=0.99).reasons() == ["it used 99% of a core"]
+    assert Overhead(cpu=0.5).reasons() == []
+
+
+def test_an_interrupt_reports_what_was_answered(prompts: Path, tmp_path: Path) -> None:
+    """Ctrl-C once: nothing more is sent, the answers so far are stored, and each sent request has an outcome."""
+    with EchoServer(delay=lambda number: 0.0 if number < 5 else 600.0) as server:
+        argv = [
+            sys.executable,
+            str(CLIENT),
+            "-u",
+            server.url,
+            "--iterations",
+            "50",
+            "--max-concurrency",
+            "4",
+            "--report",
+            "r.json",
+        ]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: len(server.streamed) == 9, "four requests that wait")
+        child.send_signal(signal.SIGINT)
+        output, errors = child.communicate(timeout=LIMIT)
+    assert child.returncode == 130
+    assert errors.strip() == "interrupted"
+    assert "Requests: 9 sent, 5 answered, 4 cancelled" in output
+    assert json.loads((tmp_path / "r.json").read_text())["interrupted"] is True
+    texts = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
+    assert [text.partition(":")[0] for text in texts] == [" 0", " 1", " 2", " 3", " 4", "", "", "", "", ""]
+
+
+def test_a_server_that_restarts_loses_what_was_under_way(prompts: Path, tmp_path: Path) -> None:
+    """Every sent request is answered or failed; with --reconnect the rest waits for the server and is answered."""
+    with EchoServer(delay=lambda number: 0.0 if number < 6 else 600.0) as server:
+        port = server.url.rpartition(":")[2]
+        flags = ["--iterations", "20", "--max-concurrency", "2", "--reconnect", "60", "--report", "r.json"]
+        argv = [sys.executable, str(CLIENT), "-u", server.url, *flags]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: len(server.streamed) == 8, "two requests that wait")
+    with EchoServer(port=int(port)):
+        _, errors = child.communicate(timeout=LIMIT)
+    assert child.returncode == 1
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["sent"] == report["completed"] + report["failed"] == 40
+    assert report["failed"] == report["failures"]["connection"] == 2, errors
+    assert "was lost" in errors
 
 
 @pytest.mark.parametrize("mode", [[], ["-s"]])
@@ -122,6 +360,7 @@ def test_failed_request_fails_the_run_and_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "FAIL: vLLM example"
     assert done.stderr == 'error: request 1 ("please fail"): told to fail\n'
+    assert "1 failed (1 error from the model)" in done.stdout
     assert (tmp_path / "results.txt").read_text().startswith(" 0: one\n\n=========\n\n\n\n=========\n\n 2: three\n")
 
 

@@ -1,0 +1,160 @@
+"""Keep the answers of a run in the order of the requests, and write them to a file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from array import array
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from loadtest.errors import ClientError
+from loadtest.record import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadtest.record import Record
+
+SEPARATOR = "\n=========\n\n"
+# Bytes of text that need no temporary file.
+_IN_MEMORY = 1 << 20
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Check that ``path`` can be written, and leave it as it is.
+
+    Args:
+        path: the file.
+        flag: the flag that names it.
+
+    Raises:
+        ClientError: the file cannot be written.
+    """
+    existed = path.exists()
+    with writing(path, flag):
+        # Mode "a" keeps the results of an earlier run, in case this one fails.
+        path.open("a", encoding="utf-8").close()
+        if not existed:
+            path.unlink()  # otherwise a run that fails would leave an empty file
+
+
+class TextStore:
+    """The texts of the answers, in a temporary file that is deleted with this object.
+
+    Answers come in any order. Only 16 bytes for each stay in memory.
+
+    Args:
+        folder: place of the temporary file; None takes the system's.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir())
+        self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed with the store
+            max_size=_IN_MEMORY, dir=str(self._folder)
+        )
+        # By request: where its text starts, and its length in bytes.
+        self._starts = array("q")
+        self._lengths = array("q")
+        self._end = 0
+
+    def add(self, record: Record) -> None:
+        """Keep the text of a request that has ended, however it ended.
+
+        Raises:
+            ClientError: the temporary file cannot be written.
+        """
+        index = record.request.index
+        missing = index + 1 - len(self._starts)
+        if missing > 0:
+            # Without a text, for the time being.
+            self._starts.extend([0] * missing)
+            self._lengths.extend([0] * missing)
+        # An answer may have half of a surrogate pair.
+        text = record.text.encode("utf-8", errors="replace")
+        with writing(self._folder, "--results-file"):
+            self._file.write(text)
+        self._starts[index] = self._end
+        self._lengths[index] = len(text)
+        self._end += len(text)
+
+    def texts(self) -> Iterator[str]:
+        """Yield the texts in the order of the requests."""
+        for start, length in zip(self._starts, self._lengths, strict=True):
+            self._file.seek(start)
+            yield self._file.read(length).decode("utf-8")
+
+    def write(self, path: Path) -> None:
+        """Write each text, followed by the separator, as Triton's sample does.
+
+        Raises:
+            ClientError: the file cannot be written.
+        """
+        # The same bytes on every system: Windows would write "\r\n".
+        with (
+            writing(path, "--results-file"),
+            path.open("w", encoding="utf-8", newline="\n") as file,
+        ):
+            for text in self.texts():
+                file.write(f"{text}\n{SEPARATOR}")
+
+    def close(self) -> None:
+        """Delete the temporary file."""
+        self._file.close()
+
+
+class JsonLines:
+    """A results file that gets each record as soon as its request has ended, as a line of JSON.
+
+    Raises:
+        ClientError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, started: float) -> None:
+        self._path = path
+        self._started = started
+        with writing(path, "--results-file"):
+            # Each line at once: a run that is killed leaves what it has.
+            self._file: IO[str] = path.open("w", buffering=1, encoding="utf-8", newline="\n")
+
+    def add(self, record: Record) -> None:
+        """Write a record."""
+        line = json.dumps(as_json(record, self._started), ensure_ascii=False)
+        with writing(self._path, "--results-file"):
+            self._file.write(f"{line}\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        with writing(self._path, "--results-file"):
+            self._file.close()
+
+
+def as_json(record: Record, started: float) -> dict[str, Any]:
+    """Return a record as the line of JSON has it; times are in seconds from ``started``."""
+    request = record.request
+    return {
+        "index": request.index,
+        "prompt": json.loads(request.prompt) if request.is_chat else request.prompt,
+        "outcome": (record.outcome or Outcome.CANCELLED).value,
+        "completions": record.completions,
+        "finish_reasons": list(record.finish_reasons),
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "due": record.due - started,
+        "sent": record.sent - started,
+        "times": [time - started for time in record.times],
+        "error": record.reason or None,
+    }
+
+
+@contextmanager
+def writing(path: Path, flag: str) -> Iterator[None]:
+    """Turn an error of a write into one that names the file and its flag."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ClientError(
+            f"cannot write {path}: {reason}; name another file with {flag}"
+        ) from error

@@ -1,0 +1,32 @@
+"""When the requests of an open loop are due."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def arrival_times(*, count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
+    """Return the times at which requests are due, in seconds from the start, in their order.
+
+    The same seed gives the same times. The gaps have the gamma distribution, as those of
+    ``vllm bench serve``: a burstiness of 1 is a Poisson process, less comes in bursts, more is more
+    even. An infinite burstiness gives equal gaps.
+
+    Args:
+        count: number of requests.
+        rate: requests per second.
+        seed: seed of the random numbers.
+        burstiness: the shape of the gamma distribution.
+    """
+    window = count / rate
+    # One gap more than requests, because the window does not end with an arrival. The sum is scaled
+    # to the window: otherwise each seed would have another mean rate. For a given number of
+    # arrivals of a Poisson process this is their exact distribution.
+    if np.isinf(burstiness):
+        gaps = np.ones(count + 1)
+    else:
+        gaps = np.random.default_rng(seed).gamma(burstiness, size=count + 1)
+    times = np.cumsum(gaps)
+    times *= window / times[-1]
+    found: list[float] = times[:-1].tolist()
+    return found

@@ -1,0 +1,189 @@
+"""Show the figures of a run, and write them as JSON.
+
+``report.schema.json`` describes the file.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from loadtest.answers import writing
+from loadtest.plot import draw
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from loadtest.run import Result
+
+_COMPARED = {
+    "output_throughput": "Output tokens/s",
+    "median_ttft_ms": "TTFT p50",
+    "median_tpot_ms": "TPOT p50",
+    "median_e2el_ms": "E2EL p50",
+}
+
+
+def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
+    """Return the contents of the report: the load, the figures, and the client's own part."""
+    figures = result.measures.figures(result.duration, options.metric_percentiles)
+    client = result.overhead.figures()
+    # Figures that the client has spoiled do not say whether the server reached the goals.
+    if client["bottleneck"]:
+        figures["request_goodput"] = None
+    rate = options.request_rate
+    return {
+        "date": f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}",
+        "backend": "triton",
+        "model_id": options.model,
+        "num_prompts": result.planned,
+        "request_rate": "inf" if rate == float("inf") else rate,
+        "burstiness": "inf" if options.burstiness == float("inf") else options.burstiness,
+        "max_concurrency": options.max_concurrency,
+        "seed": options.seed,
+        "goodput": options.goodput,
+        "streaming": options.streaming_mode,
+        "interrupted": result.interrupted,
+        "tokens_counted": result.tokens_counted,
+        **figures,
+        "client": client,
+        "versus": result.comparison.figures() if result.comparison else None,
+    }
+
+
+def write_report(path: Path, figures: Mapping[str, Any]) -> None:
+    """Write the figures as JSON.
+
+    Raises:
+        ClientError: the file cannot be written.
+    """
+    with writing(path, "--report"):
+        text = json.dumps(figures, indent=1, allow_nan=False)
+        path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def write_plot(path: Path, options: argparse.Namespace, result: Result) -> None:
+    """Write the picture of the run.
+
+    Raises:
+        ClientError: the file cannot be written.
+    """
+    rate = options.request_rate
+    load = "closed loop" if rate == float("inf") else f"{rate:g} requests/s"
+    picture = draw(result.measures, f"{options.model} at {options.url}, {load}")
+    with writing(path, "--plot"):
+        path.write_text(picture, encoding="utf-8")
+
+
+def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str]:
+    """Return lines with the figures for the terminal."""
+    lines = [_requests(figures)]
+    if not figures["completed"]:
+        return lines
+    lines.append(_speed(figures))
+    lines += [
+        _times(name, figures, options.metric_percentiles) for name in _shown(options, figures)
+    ]
+    if not figures["streaming"]:
+        lines.append("TTFT, TPOT: need --streaming-mode; a whole answer comes in one piece")
+    if options.is_load_test:
+        lines += _details(figures, options.metric_percentiles)
+    if figures["versus"]:
+        lines += _versus(figures)
+    return lines
+
+
+def _shown(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str]:
+    """Return the names of the times that the answers have."""
+    if not figures["streaming"]:
+        return ["e2el"]
+    names = ["ttft", "tpot", "itl", "e2el"]
+    if not figures["tokens_counted"]:
+        names.remove("tpot")
+    if not options.is_load_test:
+        names.remove("itl")
+    return names
+
+
+def _requests(figures: Mapping[str, Any]) -> str:
+    parts = [f"{figures['sent']} sent", *_outcomes(figures)]
+    if figures["cancelled"]:
+        parts.append(f"{figures['cancelled']} cancelled")
+    return f"Requests: {', '.join(parts)}, in {figures['duration']:.2f} s"
+
+
+def _outcomes(figures: Mapping[str, Any]) -> list[str]:
+    parts = [f"{figures['completed']} answered"]
+    if figures["failed"]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in figures["failures"].items())
+        parts.append(f"{figures['failed']} failed ({kinds})")
+    return parts
+
+
+def _speed(figures: Mapping[str, Any]) -> str:
+    requests = f"{figures['request_throughput']:.4g} requests/s"
+    if not figures["tokens_counted"]:
+        return f"Throughput: {requests}; this server does not count tokens"
+    tokens = f"{figures['output_throughput']:,.0f} output tokens/s"
+    return f"Throughput: {tokens} ({figures['total_output_tokens']:,} tokens), {requests}"
+
+
+def _times(name: str, figures: Mapping[str, Any], percents: tuple[float, ...]) -> str:
+    percentiles = [f"p50 {_milliseconds(figures[f'median_{name}_ms'])}"]
+    percentiles += [f"p{p:g} {_milliseconds(figures[f'p{p:g}_{name}_ms'])}" for p in percents]
+    return f"{name.upper()}: {', '.join(percentiles)}"
+
+
+def _milliseconds(value: float | None) -> str:
+    # The report has no number for what never ended.
+    return "infinite" if value is None else f"{value:.1f} ms"
+
+
+def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[str]:
+    planned = figures["from_planned_time"]
+    names = ("ttft", "e2el") if figures["streaming"] else ("e2el",)
+    lines = [f"{_times(name, planned, percents)} from the planned time" for name in names]
+    if figures["failed"]:
+        worst = figures["with_failures"]
+        lines.append(f"{_times('e2el', worst, percents)} with failures as infinite")
+    if figures["histogram"]:
+        rounded = ", ".join(name.upper() for name in figures["histogram"])
+        lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
+    client = figures["client"]
+    lines.append(
+        f"Client: {client['cpu']:.0%} of a core, woke up {client['p99_lag_ms']:.1f} ms late (p99)"
+    )
+    if figures["goodput"]:
+        lines.append(_goodput(figures))
+    elif client["bottleneck"]:
+        lines.append(f"The client was the bottleneck: {' and '.join(client['bottleneck'])}")
+    return lines
+
+
+def _versus(figures: Mapping[str, Any]) -> list[str]:
+    versus = figures["versus"]
+    answers = ", ".join(_outcomes(versus))
+    blocks = f"{versus['blocks']} blocks each"
+    lines = [f"{versus['url']} compared with this server, {blocks}: {answers}"]
+    if reasons := figures["client"]["bottleneck"]:
+        return [*lines, f"No verdict: the client was the bottleneck: {' and '.join(reasons)}"]
+    for name, title in _COMPARED.items():
+        found = versus[name]
+        if found:
+            verdict = "" if found["low"] <= 0 <= found["high"] else ", a clear difference"
+            interval = f"95 % interval {found['low']:+.1%} to {found['high']:+.1%}"
+            lines.append(f"{title}: {found['difference']:+.1%} ({interval}{verdict})")
+    return lines
+
+
+def _goodput(figures: Mapping[str, Any]) -> str:
+    goals = " ".join(f"{name}:{limit:g}" for name, limit in figures["goodput"].items())
+    if reasons := figures["client"]["bottleneck"]:
+        return (
+            f"Goodput ({goals}): no verdict, the client was the bottleneck: "
+            f"{' and '.join(reasons)}; start several clients, or run it on another machine"
+        )
+    return f"Goodput ({goals}): {figures['request_goodput']:.4g} requests/s"

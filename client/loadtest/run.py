@@ -1,0 +1,216 @@
+"""A whole run: wait for the model, warm up, send the load, and collect what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from loadtest import loops, overhead
+from loadtest.answers import JsonLines, TextStore
+from loadtest.errors import ClientError
+from loadtest.measures import Measures
+from loadtest.options import MAX_CONCURRENCY, RANDOM_OUTPUT_LEN
+from loadtest.progress import ProgressLine
+from loadtest.prompts import RequestSettings, make_requests
+from loadtest.record import Outcome
+from loadtest.shape import send_load, until_interrupt
+from loadtest.triton import Endpoint, TritonClient
+from loadtest.versus import Comparison, send_in_turns
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from loadtest.overhead import Overhead
+    from loadtest.prompts import PromptSource
+    from loadtest.record import Record, Request
+
+# Greedy, so that the same prompt gives the same answer every time; the length is the tutorial's.
+_SAMPLING = {"temperature": 0, "max_tokens": 100}
+# Reasons of failures that are shown. A run of hours may have a new one for each request.
+_MOST_REASONS = 20
+# Answers that are shown after a run.
+_FIRST_ANSWERS = 3
+
+
+@dataclass
+class Result:
+    """What a run has found out.
+
+    Attributes:
+        planned: number of requests; None if only the time limited it.
+        tokens_counted: whether the server counts tokens.
+        measures: the figures.
+        overhead: the client's own part.
+        duration: seconds from the start of the sending to the end of the last request.
+        interrupted: whether Ctrl-C ended the run.
+        texts: the texts of all answers; None if nobody needs them.
+        comparison: with a second server; all other figures are the first one's.
+        first: the answers to the first prompts.
+        reasons: the reasons of failures, each with the first request and the number of requests.
+    """
+
+    planned: int | None
+    tokens_counted: bool
+    measures: Measures
+    overhead: Overhead
+    duration: float = 0.0
+    interrupted: bool = False
+    texts: TextStore | None = None
+    comparison: Comparison | None = None
+    first: dict[int, Record] = field(default_factory=dict)
+    reasons: dict[str, tuple[Record, int]] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        """Note that a request has ended."""
+        self.measures.add(record)
+        if self.texts:
+            self.texts.add(record)
+        if record.outcome is Outcome.ANSWERED and record.request.index < _FIRST_ANSWERS:
+            self.first[record.request.index] = record
+        known = record.reason in self.reasons or len(self.reasons) < _MOST_REASONS
+        if record.outcome is Outcome.FAILED and known:
+            first, count = self.reasons.get(record.reason, (record, 0))
+            self.reasons[record.reason] = (first, count + 1)
+
+
+def run(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
+    """Send the load.
+
+    Args:
+        options: the command line.
+        prompts: the prompts.
+        count: number of requests; None if only the time limits it.
+
+    Raises:
+        ClientError: there is no such server or no such model, or a results file cannot be written.
+    """
+    return asyncio.run(_run(options, prompts, count))
+
+
+async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
+    settings = RequestSettings(
+        stream=options.streaming_mode,
+        parameters=_sampling(options),
+        cancel_rate=options.cancel_rate,
+        seed=options.seed,
+    )
+    urls = [options.url, *([options.versus] if options.versus else [])]
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(TritonClient(_endpoint(options, url))) for url in urls
+        ]
+        for client in clients:
+            await client.require_model(prompts.inputs)
+            if options.num_warmups:
+                calm = replace(settings, cancel_rate=0.0)
+                warmups = make_requests(prompts, calm, count=options.num_warmups)
+                await _warm_up(client, warmups, options)
+        load = make_requests(prompts, settings, count=count)
+        return await _measure(clients, load, options, count)
+
+
+def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    sampling: dict[str, Any] = dict(_SAMPLING)
+    if options.random_input_len:
+        # Answers of exactly this length, as `vllm bench serve` asks for.
+        length = options.random_output_len or RANDOM_OUTPUT_LEN
+        sampling |= {"max_tokens": length, "ignore_eos": True}
+    if options.lora_name:
+        sampling["lora_name"] = options.lora_name
+    return sampling
+
+
+def _endpoint(options: argparse.Namespace, url: str) -> Endpoint:
+    tls = {"ssl": options.ssl}
+    tls |= {
+        name: str(path)
+        for name in ("root_certificates", "private_key", "certificate_chain")
+        if (path := getattr(options, name))
+    }
+    return Endpoint(
+        url=url,
+        model=options.model,
+        exclude_input=options.exclude_inputs_in_outputs,
+        stream_timeout=options.stream_timeout,
+        first_id=options.offset,
+        wait_ready=options.wait_ready,
+        reconnect=options.reconnect,
+        headers=options.header,
+        tls=tls,
+    )
+
+
+async def _warm_up(
+    client: TritonClient, requests: Iterator[Request], options: argparse.Namespace
+) -> None:
+    def done(record: Record) -> None:
+        if record.outcome is Outcome.FAILED:
+            raise ClientError(f"a warm-up request failed: {record.reason}; see the server's log")
+
+    places = options.max_concurrency or MAX_CONCURRENCY
+    await loops.closed_loop([client] * places, ((request,) for request in requests), done)
+
+
+async def _measure(
+    clients: Sequence[TritonClient],
+    requests: Iterator[Request],
+    options: argparse.Namespace,
+    count: int | None,
+) -> Result:
+    progress = ProgressLine(total=count, seconds=options.duration, stream=sys.stderr)
+    # What exists now stays. The collector then needs less time, which would count as the server's.
+    gc.collect()
+    gc.freeze()
+    async with overhead.watch() as watched:
+        started = time.perf_counter()
+        result = Result(
+            planned=count,
+            tokens_counted=clients[0].counts_tokens,
+            measures=Measures(options.goodput),
+            overhead=watched,
+        )
+        with contextlib.closing(progress), contextlib.ExitStack() as files:
+            sinks = [result.add, progress.advance]
+            if options.results_format == "jsonl":
+                lines = JsonLines(options.results_file, started)
+                files.enter_context(contextlib.closing(lines))
+                sinks.append(lines.add)
+            if options.results_format == "txt" or options.verbose:
+                result.texts = TextStore(_folder(options.results_file))
+
+            def done(record: Record) -> None:
+                for sink in sinks:
+                    sink(record)
+
+            async def send() -> None:
+                if count is None or not options.versus:
+                    await send_load(clients[0], requests, options, done, count=count)
+                    return
+                result.comparison = Comparison(options.versus)
+                await send_in_turns(
+                    clients, requests, options, done, count=count, comparison=result.comparison
+                )
+
+            def stop() -> None:
+                for client in clients:
+                    client.stop()
+
+            result.interrupted = await until_interrupt(send(), stop)
+        result.duration = time.perf_counter() - started
+        if result.comparison:
+            # The first server's blocks only.
+            result.duration = sum(first["duration"] for first, _ in result.comparison.pairs)
+    return result
+
+
+def _folder(results: Path) -> Path | None:
+    """Return the folder for temporary texts: that of the results, which has room for them."""
+    is_device = results.exists() and not results.is_file()
+    return None if is_device else results.parent

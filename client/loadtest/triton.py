@@ -1,0 +1,346 @@
+"""Send requests to a Triton model over gRPC.
+
+Each request has a stream of its own, and all streams share one channel. An error in a stream does
+not name its request. With one stream for all prompts, it would be unknown which prompt failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc  # type: ignore[import-untyped]  # grpcio publishes no types
+import numpy as np
+from tritonclient.grpc import InferInput, InferRequestedOutput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from loadtest.errors import ClientError
+from loadtest.record import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+
+    from loadtest.record import Record, Request
+
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+# A server that is up answers in milliseconds.
+_PREFLIGHT_SECONDS = 10.0
+_POLL_SECONDS = 0.25
+# The first wait and the longest one before gRPC connects again. By default it waits up to 120 s.
+# `grpc.min_reconnect_backoff_ms` stays: it is also the time that a connection may take.
+_RECONNECT_MS = (100, 1000)
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# Inputs and outputs that a model may lack. They are used if it has them.
+_FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
+_OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The model to ask, and how.
+
+    Attributes:
+        url: host and port of the server's gRPC, ``localhost:8001``.
+        model: name of the model.
+        exclude_input: whether the model is told to leave the prompt out of its answer. If not, it
+            does so in a stream only.
+        stream_timeout: seconds for each request; None waits forever.
+        first_id: the request with index 0 has this id.
+        wait_ready: seconds to wait for the model before the first request.
+        reconnect: seconds to wait for the model after the connection was lost; 0 does not wait.
+        headers: sent with each request.
+        tls: arguments for TLS of ``tritonclient.grpc.InferenceServerClient``.
+    """
+
+    url: str
+    model: str
+    exclude_input: bool = False
+    stream_timeout: float | None = None
+    first_id: int = 0
+    wait_ready: float = 0.0
+    reconnect: float = 0.0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tls: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TritonClient:
+    """A client for any number of requests at a time; see ``loops.Client``.
+
+    It is an asynchronous context manager. ``require_model`` comes before the first request.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._headers = dict(endpoint.headers)
+        self._client: Any = None
+        self._inputs: frozenset[str] = frozenset()
+        self._outputs: list[InferRequestedOutput] = []
+        # The same for most requests of a run: the last sampling parameters with their tensor.
+        self._parameters: Mapping[str, Any] | None = None
+        self._sampling: InferInput | None = None
+        self._flags: dict[bool, list[InferInput]] = {}
+        self._returning = asyncio.Lock()
+        self._stopping = False
+
+    async def __aenter__(self) -> TritonClient:  # noqa: PYI034 - Self is not in Python 3.10
+        """Open the channel. It connects with the first request."""
+        first_ms, longest_ms = _RECONNECT_MS
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", first_ms),
+            ("grpc.max_reconnect_backoff_ms", longest_ms),
+        ]
+        # docker can set http_proxy in every container, and gRPC would use it for this machine, too.
+        if self._endpoint.url.rpartition(":")[0] in _LOOPBACK:
+            options.append(("grpc.enable_http_proxy", 0))
+        try:
+            self._client = InferenceServerClient(
+                self._endpoint.url, channel_args=options, **self._endpoint.tls
+            )
+        except OSError as error:
+            raise ClientError(
+                f"cannot read {error.filename}: {error.strerror}; name a PEM file"
+            ) from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the channel, and cancel what still runs."""
+        await self._client.close()
+
+    def stop(self) -> None:
+        """Let a cancellation of a request end its task, and not count as a lost connection."""
+        self._stopping = True
+
+    # --- before the first request ---------------------------------------------------------------
+
+    async def require_model(self, inputs: Iterable[str]) -> None:
+        """Wait until the model is ready, and find out what it takes.
+
+        Args:
+            inputs: those that the requests need, in addition to the optional ones.
+
+        Raises:
+            ClientError: there is no such server, no such model, or it lacks an input.
+        """
+        await self._wait_ready(self._endpoint.wait_ready)
+        try:
+            metadata = await self._client.get_model_metadata(
+                self._endpoint.model, headers=self._headers, client_timeout=_PREFLIGHT_SECONDS
+            )
+        except InferenceServerException as error:
+            raise ClientError(
+                f"the server at {self._endpoint.url} (--url) does not describe the model "
+                f"{self._endpoint.model!r}: {_message(error)}; see the server's log"
+            ) from error
+        self._inputs = frozenset(tensor.name for tensor in metadata.inputs)
+        for name in inputs:
+            if name not in self._inputs:
+                raise ClientError(
+                    f"the model {self._endpoint.model!r} has no input {name}, but "
+                    f"{', '.join(sorted(self._inputs)) or 'none at all'}; "
+                    "name a model that vLLM serves with --model"
+                )
+        outputs = {tensor.name for tensor in metadata.outputs}
+        if "text_output" not in outputs:
+            raise ClientError(
+                f"the model {self._endpoint.model!r} has no output text_output; "
+                "name a model that vLLM serves with --model"
+            )
+        self._outputs = [InferRequestedOutput(name) for name in _OUTPUTS if name in outputs]
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Return whether the server tells the number of tokens of an answer."""
+        return "return_num_output_tokens" in self._inputs
+
+    async def _wait_ready(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                await self._require_ready()
+            except ClientError:
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(_POLL_SECONDS)
+            else:
+                return
+
+    async def _require_ready(self) -> None:
+        where = f"{self._endpoint.url} (--url)"
+        model = self._endpoint.model
+        limits = {"headers": self._headers, "client_timeout": _PREFLIGHT_SECONDS}
+        try:
+            await self._client.is_server_live(**limits)
+        except InferenceServerException as error:
+            raise ClientError(
+                f"no Triton server answers at {where}: {_message(error)}; "
+                "start tritonserver, and name its gRPC port (8001 by default), not the HTTP port"
+            ) from error
+        try:
+            ready = await self._client.is_model_ready(model, **limits)
+        except InferenceServerException as error:
+            raise ClientError(
+                f"the server at {where} cannot say whether the model {model!r} is ready: "
+                f"{_message(error)}; see the server's log"
+            ) from error
+        if not ready:
+            raise ClientError(
+                f"the server at {where} has no model {model!r} ready; wait for it to load "
+                "(--wait-ready 300), see the server's log, or name another with --model"
+            )
+
+    # --- one request ----------------------------------------------------------------------------
+
+    async def ask(self, request: Request, record: Record) -> None:
+        """See ``loops.Client``."""
+        # 1) Send the request, and collect the pieces of its answer
+        stream = self._client.stream_infer(
+            _one(self._message(request)),
+            stream_timeout=self._endpoint.stream_timeout,
+            headers=self._headers or None,
+        )
+        responses = 0
+        try:
+            async for result, error in stream:
+                # The model refused the request, or failed.
+                if error is not None:
+                    record.fail("error from the model", _message(error))
+                    return
+                responses += _add(result.get_response(), record)
+                if request.cancel_after is not None and len(record.times) >= request.cancel_after:
+                    record.outcome = Outcome.CANCELLED
+                    stream.cancel()
+                    return
+        # The connection failed, or the timeout has passed. gRPC cancels a call that ends while its
+        # request is being sent.
+        except (grpc.RpcError, asyncio.CancelledError) as error:
+            if self._stopping:
+                raise asyncio.CancelledError from error
+            await self._note(error, record)
+            return
+        # 2) Tell an empty answer, which is one empty piece, from a missing one
+        if not responses:
+            record.fail("no response", "the stream ended without a response")
+        elif not record.times:
+            record.times.append(time.perf_counter())
+
+    async def _note(self, error: BaseException, record: Record) -> None:
+        """Note why a call failed. If the connection was lost, wait for the server if told to."""
+        code = None
+        details = str(error)
+        if isinstance(error, grpc.aio.AioRpcError):
+            code = error.code()
+            details = str(error.details())
+        limit = self._endpoint.stream_timeout
+        # If a call ends while its request is being sent, gRPC has these two errors for all reasons.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        ended_early = cancelled or details == "Internal error from Core"
+        out_of_time = limit is not None and time.perf_counter() - record.sent >= limit
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED or (ended_early and out_of_time):
+            record.fail("timeout", f"no complete answer within {limit} s (--stream-timeout)")
+        # A server that ends may also cancel what it is doing.
+        elif code in _LOST or ended_early:
+            lost = details or "the call was cancelled"
+            record.fail("connection", f"the connection to {self._endpoint.url} was lost: {lost}")
+            await self._return()
+        else:
+            record.fail(code.name if code else "gRPC", details)
+
+    async def _return(self) -> None:
+        if not self._endpoint.reconnect:
+            return
+        # One of the clients asks, and the others wait for it.
+        async with self._returning:
+            try:
+                await self._wait_ready(self._endpoint.reconnect)
+            # The next request says what is wrong.
+            except ClientError:
+                return
+
+    def _message(self, request: Request) -> dict[str, Any]:
+        text = request.prompt.encode("utf-8", errors="replace")
+        inputs = [_strings("messages" if request.is_chat else "text_input", [text])]
+        if request.images:
+            inputs.append(_strings("image", [image.encode("ascii") for image in request.images]))
+        if request.parameters is not self._parameters or self._sampling is None:
+            sampling = json.dumps(dict(request.parameters))
+            self._parameters = request.parameters
+            self._sampling = _strings("sampling_parameters", [sampling.encode()])
+        return {
+            "model_name": self._endpoint.model,
+            "inputs": [*inputs, self._sampling, *self._switches(stream=request.stream)],
+            "outputs": self._outputs,
+            "request_id": str(self._endpoint.first_id + request.index),
+        }
+
+    def _switches(self, *, stream: bool) -> list[InferInput]:
+        if stream not in self._flags:
+            values = {"stream": stream, **dict.fromkeys(_FLAGS, True)}
+            # The official backend refuses false in a stream.
+            if self._endpoint.exclude_input:
+                values["exclude_input_in_output"] = True
+            self._flags[stream] = [
+                _boolean(name, value=value)
+                for name, value in values.items()
+                if name in self._inputs
+            ]
+        return self._flags[stream]
+
+
+def _strings(name: str, values: list[bytes]) -> InferInput:
+    tensor = InferInput(name, [len(values)], "BYTES")
+    # NumPy's own type for bytes would cut off NUL characters at the end.
+    tensor.set_data_from_numpy(np.array(values, dtype=np.object_))
+    return tensor
+
+
+def _boolean(name: str, *, value: bool) -> InferInput:
+    tensor = InferInput(name, [1], "BOOL")
+    tensor.set_data_from_numpy(np.array([value]))
+    return tensor
+
+
+async def _one(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield request
+
+
+def _add(response: Any, record: Record) -> int:
+    """Add a response to the record; return the number of its texts.
+
+    The last response may have no tensors. It only says that it is the last one.
+    """
+    names = [output.name for output in response.outputs]
+    found: dict[str, bytes] = dict(zip(names, response.raw_output_contents, strict=False))
+    if "text_output" not in found:
+        return 0
+    if counted := found.get("num_input_tokens"):
+        record.input_tokens = struct.unpack("<I", counted)[0]
+    reasons = tuple(_split(found.get("finish_reason", b"")))
+    # In a stream, it is "None" before the end.
+    if any(reason not in {"", "None"} for reason in reasons):
+        record.finish_reasons = reasons
+    counts = found.get("num_output_tokens", b"")
+    tokens = sum(struct.unpack(f"<{len(counts) // 4}I", counts))
+    texts = list(_split(found["text_output"]))
+    record.add(texts, tokens)
+    return len(texts)
+
+
+def _split(data: bytes) -> Iterator[str]:
+    """Yield the strings of a tensor. Each has its length in front, four bytes."""
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "little")
+        at += 4 + size
+        yield data[at - size : at].decode("utf-8", errors="replace")
+
+
+def _message(error: InferenceServerException) -> str:
+    message: str = error.message() or str(error)
+    return message.strip()

@@ -1,0 +1,99 @@
+"""Send the same requests to two servers in turns, in blocks, and compare the figures."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loadtest.difference import difference
+from loadtest.measures import Measures
+from loadtest.shape import send_load
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+    from loadtest.record import Record, Request
+    from loadtest.triton import TritonClient
+
+# Each server gets so many blocks. The interval needs several; a block needs several requests.
+BLOCKS = 20
+# What is compared. In a block, a median is steadier than a mean.
+FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
+
+
+@dataclass
+class Comparison:
+    """The blocks of two servers.
+
+    Attributes:
+        url: the second server's.
+        pairs: figures of neighbouring blocks, the first server's and the second one's.
+        second: the second server's measures, over all blocks.
+    """
+
+    url: str
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    second: Measures = field(default_factory=Measures)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the report has."""
+        found: dict[str, Any] = {
+            "url": self.url,
+            "blocks": len(self.pairs),
+            "completed": self.second.answered,
+            "failed": self.second.failed,
+            "failures": dict(self.second.failures),
+        }
+        for name in FIGURES:
+            pairs = [(first[name], second[name]) for first, second in self.pairs]
+            differs = difference(pairs)
+            found[name] = differs and {
+                "difference": differs.estimate,
+                "low": differs.low,
+                "high": differs.high,
+                "blocks": pairs,
+            }
+        return found
+
+
+async def send_in_turns(
+    clients: Sequence[TritonClient],
+    requests: Iterator[Request],
+    options: argparse.Namespace,
+    done: Callable[[Record], None],
+    *,
+    count: int,
+    comparison: Comparison,
+) -> None:
+    """Send each block to both servers. The order changes with each block.
+
+    Args:
+        clients: of the first and of the second server.
+        requests: the requests.
+        options: the command line.
+        done: gets each record of the first server.
+        count: number of requests for each server.
+        comparison: gets the figures.
+    """
+    sizes = [count // BLOCKS + (number < count % BLOCKS) for number in range(BLOCKS)]
+    for number, size in enumerate(size for size in sizes if size):
+        block = list(itertools.islice(requests, size))
+        found: dict[int, dict[str, Any]] = {}
+        # A server that always came second would find the machine in another state.
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            measures = Measures()
+            total = done if which == 0 else comparison.second.add
+
+            def note(
+                record: Record,
+                measures: Measures = measures,
+                total: Callable[[Record], None] = total,
+            ) -> None:
+                measures.add(record)
+                total(record)
+
+            took = await send_load(clients[which], iter(block), options, note, count=size)
+            found[which] = measures.figures(took)
+        comparison.pairs.append((found[0], found[1]))
