@@ -196,19 +196,19 @@ class _Build:
             write_whole(mark, "")
             report.step("loader rules, no path of the build, imports without activation")
 
-    def _subject(self, model: Path, manifest: Manifest) -> Subject:
+    def _subject(self, model: Path, manifest: Manifest) -> Subject | None:
+        """Return what a proof is about; None if the files that were served are not all known."""
         request = self.request
-        return Subject(
-            model=model,
-            manifest=manifest,
-            triton=self.plan.triton.path,
-            smoke_model=request.smoke_model,
-            own=request.adoption.own if request.adoption else {},
-        )
+        # The layout "directory" has 60,000 files, and another model than the stand-in any.
+        is_folder = request.layout.name == "directory"
+        if is_folder or request.smoke_model or request.adoption:
+            return None
+        return Subject(model, manifest, self.plan.triton.path)
 
     def _prove_again(self, model: Path, manifest: Manifest) -> SmokeResult | None:
-        if not self.request.smoke_again:
-            known = recall(self.workspace.cache, self._subject(model, manifest))
+        subject = self._subject(model, manifest)
+        if subject and not self.request.smoke_again:
+            known = recall(self.workspace.cache, subject)
             if known:
                 return known
         served = content_of(model)
@@ -223,14 +223,20 @@ class _Build:
         """Keep the result of a smoke run for the next build with nothing to do."""
         # The stand-in's name in the engine arguments belongs to the state that is kept.
         self._offer_standin(model, smoke)
-        if content_of(model) == served:
-            remember(self.workspace.cache, self._subject(model, manifest), smoke)
+        subject = self._subject(model, manifest)
+        # The model is published. Without the proof, the next build only serves it again.
+        try:
+            if subject and content_of(model) == served:
+                remember(self.workspace.cache, subject, smoke)
+        except (OSError, ValueError) as error:
+            report.debug(f"the answers of the smoke run are not kept: {error}")
 
     def _smoke_again(self, model: Path) -> SmokeResult | None:
         if self.request.smoke_model:
             return self._smoke(model, prefix=None)
         # Only an environment can make the stand-in, and a container's cache may be gone.
-        if has_prefix(self.workspace, self.lock, self.request.keep):
+        is_there = has_prefix(self.workspace, self.lock, self.request.keep)
+        if is_there or self.request.smoke_again:
             return self._smoke(model, self._prefix())
         report.note("no smoke run: the cache no longer has an environment to make its stand-in")
         return None

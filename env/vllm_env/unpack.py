@@ -1,5 +1,6 @@
 """Make the whole environment of a built model in a folder, such as for the workers of Ray."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from vllm_env.base.filesystem import (
     require_space,
     tree_size,
 )
+from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.locks import locked_folder
 from vllm_env.model.manifest import Manifest, check_files
 from vllm_env.plan import installed_triton
+
+_SCRATCH = ".vllm_env."
 
 
 def unpack(model: Path, manifest: Manifest, folder: Path) -> Path:
@@ -41,16 +45,16 @@ def unpack(model: Path, manifest: Manifest, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             # In the folder itself: it may be a mount point.
-            with locked_folder(folder, ".vllm_env.") as scratch:
+            with locked_folder(folder, _SCRATCH) as scratch:
                 whole = _unpack_in(scratch, model, manifest)
                 make_readable(whole)
                 give_tree(whole, owner)
-                # bin/ is last: without it, an incomplete environment cannot be used.
-                for path in sorted(whole.iterdir(), key=lambda path: path.name == "bin"):
-                    path.rename(folder / path.name)
+                _place(whole, folder)
         except BaseException:
+            # What others have put there meanwhile stays.
             if not existed:
-                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
             raise
         # A folder that was there keeps its mode: it may belong to another user.
         if not existed:
@@ -58,6 +62,22 @@ def unpack(model: Path, manifest: Manifest, folder: Path) -> Path:
             give(folder, owner)
         report.step(str(folder))
     return folder
+
+
+def _place(whole: Path, folder: Path) -> None:
+    """Move all that an environment has into a folder, or nothing."""
+    others = [path.name for path in folder.iterdir() if not path.name.startswith(_SCRATCH)]
+    if others:
+        raise UsageError(
+            f"{folder} is no longer empty: somebody has put {others[0]} there.",
+            remedy="Name another folder.",
+        )
+    with interrupts_held(), contextlib.ExitStack() as on_error:
+        # bin/ is last: without it, an incomplete environment cannot be used.
+        for path in sorted(whole.iterdir(), key=lambda path: path.name == "bin"):
+            path.rename(folder / path.name)
+            on_error.callback((folder / path.name).rename, path)
+        on_error.pop_all()
 
 
 def _unpack_in(scratch: Path, model: Path, manifest: Manifest) -> Path:

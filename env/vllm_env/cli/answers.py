@@ -23,5 +23,6 @@ def answer_facts(result: BuildResult) -> dict[str, object]:
     return {
         "smoke_run": pairs if smoke else None,
         "served_at": smoke.served_at if smoke else None,
+        "recalled": smoke is not None and smoke.recalled,
         "not_served": result.unserved,
     }

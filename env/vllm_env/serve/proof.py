@@ -1,17 +1,17 @@
 """Remember the answers of a smoke run for as long as nothing has changed that they depend on.
 
-The cache has one entry for each model's folder: the result of the folder's last smoke run, and the
+Only the stand-in's answers are remembered: which files another model is made of is not known. The
+cache has one entry for each model's folder: the result of the folder's last smoke run, and the
 state of all files and devices that it used.
 """
 
-import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_env.base.cache import Cache, key_of
+from vllm_env.base.cache import Cache, key_of, touch
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.machine import gpus
 from vllm_env.base.workspace import CHECKOUT
@@ -39,27 +39,25 @@ class Subject:
         model: the published folder.
         manifest: its manifest.
         triton: the Triton root.
-        smoke_model: the model that the user named for the smoke run, or "".
-        own: the model's own JSON files, the engine arguments first; empty for most models.
     """
 
     model: Path
     manifest: Manifest
     triton: Path
-    smoke_model: str
-    own: Mapping[str, Mapping[str, Any]]
 
 
 def recall(cache: Cache, subject: Subject) -> SmokeResult | None:
     """Return the result of the last smoke run; None if there was none, or something has changed."""
+    file = _file(cache, subject)
     try:
-        entry = json.loads(_file(cache, subject).read_text("utf-8"))
+        entry = json.loads(file.read_text("utf-8"))
         if entry["state"] != _state_of(subject):
             return None
+        touch(file)
         document = entry["result"]
-        document["answers"] = tuple((prompt, answer) for prompt, answer in document["answers"])
-        document["client_lines"] = tuple(document["client_lines"])
-        return SmokeResult(**document, recalled=True)
+        answers = tuple((prompt, answer) for prompt, answer in document.pop("answers"))
+        last = document.pop("last_line")
+        return SmokeResult((last,), answers, engine_args={}, recalled=True, **document)
     # There is no entry, or it was written by another version.
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -67,12 +65,14 @@ def recall(cache: Cache, subject: Subject) -> SmokeResult | None:
 
 def remember(cache: Cache, subject: Subject, result: SmokeResult) -> None:
     """Keep the result of a smoke run of the published model."""
-    document = dataclasses.asdict(result)
-    # It only says where the result comes from.
-    del document["recalled"]
-    file = _file(cache, subject)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps({"state": _state_of(subject), "result": document}))
+    document = {
+        "last_line": result.client_lines[-1],
+        "answers": result.answers,
+        "ready_seconds": result.ready_seconds,
+        "served_at": result.served_at,
+    }
+    entry = {"state": _state_of(subject), "result": document}
+    write_whole(_file(cache, subject), json.dumps(entry))
 
 
 def content_of(model: Path) -> dict[str, str]:
@@ -94,13 +94,13 @@ def _state_of(subject: Subject) -> _State:
     return {
         # Size and mtime, because an environment has several GB.
         "files": {str(file): _stat(file) for file in _files(subject)},
-        "smoke_model": subject.smoke_model,
         "gpus": gpus() if is_for_gpu else "",
     }
 
 
 def _files(subject: Subject) -> Iterator[Path]:
-    model = subject.model
+    # With a link, the same files would have two names.
+    model = subject.model.resolve()
     for name in (MANIFEST_NAME, CONFIG_NAME, ENGINE_ARGS_NAME, LORA_NAME):
         yield model / name
     for record in subject.manifest.environment:
@@ -111,11 +111,7 @@ def _files(subject: Subject) -> Iterator[Path]:
     for name in _TRITON_FOLDERS:
         yield from _files_in(subject.triton / name)
     yield PROMPTS
-    yield from CLIENT.parent.glob("*.py")
-    # A name on the hub is usually no folder here. It then has no files.
-    own = next(iter(subject.own.values()), {})
-    if own.get("model"):
-        yield from _files_in(Path(str(own["model"])))
+    yield from CLIENT.parent.rglob("*.py")
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

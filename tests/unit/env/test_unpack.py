@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,11 +10,13 @@ import stat
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
+from vllm_env import unpack as unpack_module
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.cli.main import main
 from vllm_env.inside import parts_unpack
@@ -172,6 +175,42 @@ def test_too_little_space_is_told_before(
     work = "copying" if layout == "directory" else "unpacking"
     assert f"No space: {work} the " in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_what_comes_into_the_folder_meanwhile_stays(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another machine may unpack to the same place at the same time; it is refused, and only its own files go."""
+    unpack_in = unpack_module._unpack_in
+
+    def unpack_beside_another(scratch: Path, *rest: Any) -> Path:
+        whole = unpack_in(scratch, *rest)
+        (tmp_path / "new/lib").mkdir()
+        return whole
+
+    monkeypatch.setattr(unpack_module, "_unpack_in", unpack_beside_another)
+    assert model.unpack(tmp_path / "new") == 2
+    assert "is no longer empty: somebody has put lib there" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["lib"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_error_while_the_files_are_placed_leaves_nothing(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """As before: no folder, or an empty one."""
+    rename = Path.rename
+
+    def fails_at_last(path: Path, target: Path) -> Path:
+        if Path(target) == tmp_path / "new/bin":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails_at_last)
+    if is_there:
+        (tmp_path / "new").mkdir()
+    assert model.unpack(tmp_path / "new") == 1
+    assert (list((tmp_path / "new").iterdir()) == []) if is_there else not (tmp_path / "new").exists()
 
 
 def test_a_model_that_was_not_built_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,6 +259,7 @@ def test_json_of_a_build_has_all_of_it(built: BuildResult, capsys: pytest.Captur
         "rebuilt": True,
         "smoke_run": [{"prompt": "Hello", "answer": " there"}],
         "served_at": "2026-01-02T03:04:05+00:00",
+        "recalled": False,
         "not_served": "",
         "warm": {"folder": str(built.model / "vllm_cache"), "bytes": 2_000_000},
         "manifest": json.loads(built.manifest.to_json()),

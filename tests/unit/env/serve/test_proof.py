@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -51,17 +51,16 @@ def cache(tmp_path: Path) -> Cache:
 
 @pytest.fixture
 def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
-    """A model that serves its own weights on a GPU, with a client and prompts; each file has its name as content."""
+    """A model for a GPU, with a client and prompts; each file has its name as content."""
     names = [f"models/opt/{name}" for name in _MODEL] + [f"triton/{name}" for name in _TRITON]
-    for name in (*names, "client/client.py", "prompts.txt", "weights/config.json", "nvidia/version"):
+    for name in (*names, "client/client.py", "client/loadtest/run.py", "prompts.txt", "nvidia/version"):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)
     monkeypatch.setattr(module, "CLIENT", tmp_path / "client/client.py")
     monkeypatch.setattr(module, "PROMPTS", tmp_path / "prompts.txt")
     monkeypatch.setattr("vllm_env.base.machine._NVIDIA", tmp_path / "nvidia")
-    own = {"1/model.json": {"model": str(tmp_path / "weights")}}
-    return Subject(tmp_path / "models/opt", _MANIFEST, tmp_path / "triton", "", own)
+    return Subject(tmp_path / "models/opt", _MANIFEST, tmp_path / "triton")
 
 
 def test_a_result_comes_back_as_it_was(cache: Cache, subject: Subject) -> None:
@@ -71,8 +70,18 @@ def test_a_result_comes_back_as_it_was(cache: Cache, subject: Subject) -> None:
     for place in (subject.model / "1", subject.triton / "backends/python"):
         (place / "__pycache__").mkdir()
         (place / "__pycache__/model.cpython-312.pyc").touch()
-    assert recall(cache, subject) == replace(_RESULT, recalled=True)
+    assert recall(cache, subject) == replace(_RESULT, client_lines=("PASS",), engine_args={}, recalled=True)
     assert recall(cache, replace(subject, model=subject.triton)) is None
+    link = subject.model.with_name("link")
+    link.symlink_to(subject.model)
+    assert recall(cache, replace(subject, model=link))
+
+
+def test_no_engine_argument_is_kept(cache: Cache, subject: Subject) -> None:
+    """One may be a secret, such as a token of a hub."""
+    remember(cache, subject, replace(_RESULT, engine_args={"hf_token": "hf_secret"}))
+    (file,) = cache.path("proofs").iterdir()
+    assert "secret" not in file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,7 @@ def test_a_result_comes_back_as_it_was(cache: Cache, subject: Subject) -> None:
     [
         *(f"models/opt/{name}" for name in (*_MODEL, "1/new.py")),
         *(f"triton/{name}" for name in (*_TRITON, "backends/python/new.so")),
-        *("client/client.py", "prompts.txt", "weights/config.json", "weights/new.safetensors"),
+        *("client/client.py", "client/loadtest/run.py", "client/loadtest/new.py", "prompts.txt"),
     ],
 )
 @pytest.mark.parametrize("way", ["size", "mtime"])
@@ -99,7 +108,7 @@ def test_a_changed_file_is_a_change(cache: Cache, subject: Subject, tmp_path: Pa
     assert recall(cache, subject) is None
 
 
-@pytest.mark.parametrize("name", ["models/opt/multi_lora.json", "models/opt/1/triton_vllm/service.py", "weights/config.json"])
+@pytest.mark.parametrize("name", ["models/opt/multi_lora.json", "models/opt/1/triton_vllm/service.py", "prompts.txt"])
 def test_a_missing_file_is_a_change(cache: Cache, subject: Subject, tmp_path: Path, name: str) -> None:
     """In both directions."""
     remember(cache, subject, _RESULT)
@@ -133,13 +142,6 @@ def test_another_gpu_is_a_change_for_a_model_that_uses_one(
     change(tmp_path)
     assert recall(cache, subject) is None
     assert recall(cache, on_cpu)
-
-
-@pytest.mark.parametrize(("field", "value"), [("smoke_model", "opt"), ("own", {})])
-def test_another_model_in_the_smoke_run_is_a_change(cache: Cache, subject: Subject, field: str, value: Any) -> None:
-    """--smoke-model, and the stand-in in place of the model's own weights."""
-    remember(cache, subject, _RESULT)
-    assert recall(cache, replace(subject, **{field: value})) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"state": {}}', '{"state": {}, "result": {}}'])
