@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -67,12 +68,17 @@ def prompt_length(server: TritonServer) -> int:
 
 
 def test_a_client_may_have_tokens_gathered(server: TritonServer) -> None:
-    """All responses but the first and the last of a stream carry as many tokens as asked for; the answer is the same."""
+    """All responses but the last carry as many tokens as asked for, after a first token; the answer is the same.
+
+    On a busy machine, one response may carry what was to come in several.
+    """
     parameters = {**GREEDY, "ignore_eos": True, "max_tokens": 15}
     expected = ask(server, PROMPT, parameters, stream=True, return_token_ids=True).token_ids()
     answer = ask(server, PROMPT, {**parameters, "stream_interval": 4}, stream=True, return_token_ids=True)
-    first, *between, _ = (len(part) for part in answer.values("token_ids"))
-    assert (first, min(between) >= 4) == (1, True)
+    sizes = [len(part) for part in answer.values("token_ids")]
+    sent = list(itertools.accumulate(sizes[:-1]))
+    assert {number % 4 for number in sent} <= {1}
+    assert len(sizes) < len(expected)
     assert answer.token_ids() == expected
 
 
