@@ -47,17 +47,26 @@ async def send_load(
         await loops.closed_loop([client] * places, singles, done, until=until)
     else:
         # Before the start: for many requests this takes a while.
-        times = arrival_times(
-            count=count,
-            rate=options.request_rate,
-            seed=options.seed,
-            burstiness=options.burstiness,
-        )
-        timed = zip(times, requests, strict=False)
+        timed = zip(due_times(options, count), requests, strict=False)
         started = time.perf_counter()
+        until = started + options.duration if options.duration else math.inf
         places = places_for(options.max_concurrency, count)
-        await loops.open_loop([client] * places, timed, done, started=started)
+        await loops.open_loop([client] * places, timed, done, started=started, until=until)
     return time.perf_counter() - started
+
+
+def due_times(options: argparse.Namespace, count: int) -> list[float]:
+    """Return when the requests of an open loop are due, in seconds from its start.
+
+    Args:
+        options: the command line.
+        count: number of requests.
+    """
+    rate = options.request_rate
+    if options.duration:
+        # The number is rounded. The last request must not be due after the duration.
+        rate = max(rate, count / options.duration)
+    return arrival_times(count=count, rate=rate, seed=options.seed, burstiness=options.burstiness)
 
 
 def places_for(limit: int | None, count: int | None) -> int:

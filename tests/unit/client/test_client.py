@@ -259,6 +259,17 @@ def matches(value: Any, schema: dict[str, Any]) -> None:
                 matches(inner, each)
 
 
+def test_warm_ups_leave_the_other_prompts_new(tmp_path: Path) -> None:
+    """They are the first prompt only: a prefix cache would hold what they have sent."""
+    with EchoServer() as server:
+        flags = ["--random-input-len", 4, "--num-warmups", 3, "--num-prompts", 2, "--max-concurrency", 1]
+        done = run("-u", server.url, *flags, cwd=tmp_path)
+        asked = [tensors["text_input"] for tensors in server.requests]
+    assert done.returncode == 0, done.stderr
+    assert asked == [asked[0]] * 4 + [asked[4]]
+    assert asked[4] != asked[0]
+
+
 def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Path) -> None:
     """Twenty blocks each, the order changes; the slower one is found, and the results are the first one's."""
     order: list[str] = []
@@ -323,6 +334,30 @@ def test_an_interrupt_reports_what_was_answered(prompts: Path, tmp_path: Path) -
     assert json.loads((tmp_path / "r.json").read_text())["interrupted"] is True
     texts = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
     assert [text.partition(":")[0] for text in texts] == [" 0", " 1", " 2", " 3", " 4", "", "", "", "", ""]
+
+
+def test_an_error_of_the_client_ends_the_run_at_once(tmp_path: Path) -> None:
+    """The disk is full for the first answer: the requests under way are cancelled, and no other is sent."""
+    (tmp_path / "prompts.txt").write_text("\n".join(["x" * (2 << 20), *["y"] * 40]))
+    with EchoServer(delay=lambda number: 600.0 if number else 0.0) as server:
+        argv = [sys.executable, str(CLIENT), "-u", server.url, "--max-concurrency", "4"]
+        limited = ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *argv]
+        done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        assert len(server.streamed) <= 4
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write .: File too large; name another file with --results-file\n"
+
+
+def test_an_interrupt_of_the_warm_up_ends_the_client(prompts: Path, tmp_path: Path) -> None:
+    """As Ctrl-C at any other time; there is nothing to report."""
+    with EchoServer(delay=lambda _: 600.0) as server:
+        argv = [sys.executable, str(CLIENT), "-u", server.url, "--num-warmups", "2"]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: len(server.streamed) == 2, "the warm-up")
+        child.send_signal(signal.SIGINT)
+        output, errors = child.communicate(timeout=LIMIT)
+    assert (child.returncode, errors.strip()) == (130, "interrupted")
+    assert output == "Loading inputs from `prompts.txt`...\n"
 
 
 def test_a_server_that_restarts_loses_what_was_under_way(prompts: Path, tmp_path: Path) -> None:

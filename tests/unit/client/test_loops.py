@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -92,6 +93,23 @@ async def test_an_open_loop_gives_up_the_rest() -> None:
     await open_loop([client] * 8, ((0.0, request) for request in requests(8)), done.append, started=0.0, give_up=soon)
     outcomes = {record.request.index: record.outcome for record in done}
     assert outcomes.get(3, Outcome.CANCELLED) is Outcome.CANCELLED
+
+
+async def test_no_request_of_an_open_loop_starts_later() -> None:
+    """What waits for a place until then is not sent; what was sent before is waited for."""
+    done: list[Record] = []
+    client = Fake()
+    until = time.perf_counter() + 0.1
+
+    async def ask_until(request: Request, record: Record) -> None:
+        client.asked.append(request.index)
+        await asyncio.sleep(until - time.perf_counter() + 0.01)
+        record.add(("x",), 1)
+
+    client.ask = ask_until  # type: ignore[method-assign]
+    await open_loop([client] * 2, ((0.0, request) for request in requests(8)), done.append, started=0.0, until=until)
+    assert len(client.asked) <= 2  # none on a machine that stood still
+    assert [record.outcome for record in done] == [Outcome.ANSWERED] * len(client.asked)
 
 
 async def test_an_open_loop_has_no_more_in_flight_than_places() -> None:

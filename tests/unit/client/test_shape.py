@@ -1,13 +1,24 @@
-"""loadtest.shape: how many requests may be in flight."""
+"""loadtest.shape: how many requests may be in flight, and when they are due."""
 
 from __future__ import annotations
 
 import pytest
 
-from loadtest.shape import places_for
+from loadtest.options import parse, request_count
+from loadtest.shape import due_times, places_for
 
 
 @pytest.mark.parametrize(("limit", "count", "places"), [(1000, None, 1000), (8, 100, 8), (1000, 100, 100), (None, 100, 100)])
 def test_the_limit_is_that_of_the_user(limit: int | None, count: int | None, places: int) -> None:
     """Whatever the default is; there are no more places than requests."""
     assert places_for(limit, count) == places
+
+
+@pytest.mark.parametrize("rate", ["0.26", "0.24", "0.01"])
+def test_all_requests_are_due_within_the_duration(rate: str) -> None:
+    """Also where their number is rounded up; equal gaps, of which one is left at the end."""
+    options = parse(["--request-rate", rate, "--duration", "10", "--burstiness", "inf"])
+    count = request_count(options, 5)
+    assert count == max(1, round(float(rate) * 10))
+    times = due_times(options, count)
+    assert times[-1] + times[0] <= 10.0 + 1e-9
