@@ -110,6 +110,11 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
         async def prepare() -> None:
             for client in clients:
                 await client.require_model(prompts.inputs)
+                if "tpot" in options.goodput and not client.counts_tokens:
+                    raise ClientError(
+                        f"the model {options.model!r} does not count tokens, and a goal for tpot "
+                        "(--goodput) needs them; leave it out, or use a server that counts them"
+                    )
                 if options.num_warmups:
                     await _warm_up(client, prompts, settings, options)
 
@@ -191,7 +196,7 @@ async def _measure(
         result = Result(
             planned=count,
             tokens_counted=clients[0].counts_tokens,
-            measures=Measures(options.goodput),
+            measures=Measures(options.goodput, started),
             overhead=watched,
         )
         with contextlib.closing(progress), contextlib.ExitStack() as files:

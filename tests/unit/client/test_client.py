@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -291,6 +292,63 @@ def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Pat
     assert report["versus"]["median_tpot_ms"] is None  # whole answers have none
     assert len((tmp_path / "results.txt").read_text().split("\n\n=========\n\n")) == 41
     matches(report, SCHEMA)
+
+
+@pytest.mark.parametrize(("lacking", "mode"), [((), []), (("return_num_output_tokens",), ["-s"])])
+def test_what_the_answers_do_not_have_is_null(prompts: Path, tmp_path: Path, lacking: tuple[str, ...], mode: list[str]) -> None:
+    """A whole answer has no first token, and without token counts there is no TPOT; neither in the report nor in the picture."""
+    with EchoServer(lacking=lacking) as server:
+        flags = ["--num-prompts", 40, "--report", "r.json", "--plot", "r.svg", "--versus", server.url]
+        done = run("-u", server.url, *mode, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    matches(report, SCHEMA)
+    groups = (report, report["from_planned_time"], report["with_failures"], report["versus"])
+    found = {name: value for group in groups for name, value in group.items()}
+    absent = ("tpot",) if mode else ("ttft", "tpot", "itl")
+    for name, value in found.items():
+        if name.endswith("_ms") and name != "versus":
+            assert (value is None) == any(f"_{time}_" in name for time in absent), name
+    assert (report["output_throughput"] is None) == bool(lacking)
+    assert (report["total_output_tokens"] is None) == bool(lacking)
+    assert "TPOT p50" not in done.stdout
+    assert ("TTFT p50" in done.stdout) == bool(mode)
+    picture = (tmp_path / "r.svg").read_text()
+    assert ">E2EL<" in picture
+    assert (">TTFT<" in picture) == bool(mode)
+    assert ">TPOT<" not in picture
+
+
+def test_a_goal_for_tpot_needs_a_server_that_counts_tokens(prompts: Path, tmp_path: Path) -> None:
+    """Otherwise every answer would be good. Nothing is sent."""
+    with EchoServer(lacking=("return_num_output_tokens",)) as server:
+        done = run("-u", server.url, "-s", "--goodput", "tpot:20", "--num-warmups", 1, cwd=tmp_path)
+        assert server.streamed == []
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the model 'vllm' does not count tokens, and a goal for tpot (--goodput) needs them")
+
+
+def test_results_are_stored_if_nobody_reads_the_output(prompts: Path, tmp_path: Path) -> None:
+    """As behind `| head -1`, which ends after the first line."""
+    read = threading.Event()
+
+    def delay(_: int) -> float:
+        read.wait(LIMIT)
+        return 0.0
+
+    with EchoServer(delay) as server:
+        argv = [sys.executable, str(CLIENT), "-u", server.url, "--report", "r.json"]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert child.stdout
+        assert child.stderr
+        assert child.stdout.readline().startswith("Loading inputs")
+        child.stdout.close()
+        read.set()
+        errors = child.stderr.read()
+        child.wait(LIMIT)
+    assert (child.returncode, errors) == (1, "")
+    assert (tmp_path / "results.txt").read_text().startswith(" 0: Hello, my name is\n")
+    assert json.loads((tmp_path / "r.json").read_text())["completed"] == 2
 
 
 def test_a_bottleneck_gives_no_verdict() -> None:
