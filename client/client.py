@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # 1) The prompts
+    _check_files(options)
     prompts, count = _load(options)
     # 2) The requests
     result = _send(options, prompts, count)
@@ -81,6 +82,36 @@ def _run(options: argparse.Namespace) -> int:
     if result.comparison:
         failed += result.comparison.second.failed
     return 0 if failed <= options.max_failures else 1
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Check that no file would overwrite another one.
+
+    Raises:
+        InputError: two flags name the same file.
+    """
+    files = {
+        "--input-prompts": None
+        if options.random_input_len
+        else find_prompts(options.input_prompts),
+        "--results-file": options.results_file,
+        "--report": options.report,
+        "--plot": options.plot,
+    }
+    seen: dict[Path, str] = {}
+    for flag, path in files.items():
+        if path is None:
+            continue
+        # Several may be /dev/null. A folder that may not be read is no error yet.
+        is_there = os.path.exists(path)  # noqa: PTH110 - Path's raises an error then
+        if is_there and not path.is_file():
+            continue
+        place = Path(os.path.realpath(path))
+        if place in seen:
+            raise InputError(
+                f"{seen[place]} and {flag} are the same file, {path}; name another with {flag}"
+            )
+        seen[place] = flag
 
 
 def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:

@@ -32,12 +32,13 @@ def check_writable(path: Path, flag: str) -> None:
     Raises:
         ClientError: the file cannot be written.
     """
-    existed = path.exists()
     with writing(path, flag):
+        existed = path.exists()
         # Mode "a" keeps the results of an earlier run, in case this one fails.
         path.open("a", encoding="utf-8").close()
         if not existed:
-            path.unlink()  # otherwise a run that fails would leave an empty file
+            # Otherwise a run that fails would leave an empty file. A link stays.
+            path.resolve().unlink()
 
 
 class TextStore:
@@ -115,8 +116,11 @@ class JsonLines:
         self._path = path
         self._started = started
         with writing(path, "--results-file"):
-            # Each line at once: a run that is killed leaves what it has.
-            self._file: IO[str] = path.open("w", buffering=1, encoding="utf-8", newline="\n")
+            # Each line at once: a run that is killed leaves what it has. A prompt may have half of
+            # a surrogate pair. JSON writes it as the same escape.
+            self._file: IO[str] = path.open(
+                "w", buffering=1, encoding="utf-8", errors="backslashreplace", newline="\n"
+            )
 
     def add(self, record: Record) -> None:
         """Write a record."""

@@ -138,8 +138,10 @@ async def _ask(client: Client, request: Request, done: Done, *, due: float | Non
     try:
         await client.ask(request, record)
     except asyncio.CancelledError:
-        # Counted, so that every request that was sent has an outcome.
-        record.outcome = Outcome.CANCELLED
+        # Counted, so that every request that was sent has an outcome. One that has failed, and
+        # waits for the server, keeps its own.
+        if record.outcome is None:
+            record.outcome = Outcome.CANCELLED
         done(record)
         raise
     if record.outcome is None:

@@ -245,6 +245,7 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
     add(
         "--goodput",
         nargs="+",
+        action="extend",
         type=_goal,
         default=[],
         metavar="NAME:MS",
@@ -272,6 +273,7 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     add(
         "--header",
         nargs="+",
+        action="extend",
         type=_header,
         default=[],
         metavar="KEY=VALUE",
@@ -316,7 +318,8 @@ def _header(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     # gRPC's metadata has lower-case keys of these characters only, and ASCII values.
     valid = re.fullmatch(r"[0-9A-Za-z_.-]+", key) and re.fullmatch(r"[ -~]*", value)
-    if not equals or not valid:
+    # gRPC takes bytes for keys that end so.
+    if not equals or not valid or key.lower().endswith("-bin"):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a header; give for example authorization=secret"
         )
@@ -326,7 +329,7 @@ def _header(text: str) -> tuple[str, str]:
 def _goal(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
     milliseconds = _number(limit)
-    if name not in REQUEST_TIMES or milliseconds is None or milliseconds < 0:
+    if name not in REQUEST_TIMES or milliseconds is None or not 0 <= milliseconds < math.inf:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a goal; give for example ttft:200 (ms), of {', '.join(REQUEST_TIMES)}"
         )

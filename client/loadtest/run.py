@@ -229,8 +229,7 @@ async def _measure(
             result.interrupted = await until_interrupt(send(), lambda: _stop(clients))
         result.duration = time.perf_counter() - started
         if result.comparison:
-            # The first server's blocks only.
-            result.duration = sum(first["duration"] for first, _ in result.comparison.pairs)
+            result.duration = result.comparison.first_seconds
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,13 @@ class Comparison:
         url: the second server's.
         pairs: figures of neighbouring blocks, the first server's and the second one's.
         second: the second server's measures, over all blocks.
+        first_seconds: seconds of the first server's blocks, also of one that was interrupted.
     """
 
     url: str
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     second: Measures = field(default_factory=Measures)
+    first_seconds: float = 0.0
 
     def figures(self) -> dict[str, Any]:
         """Return what the report has."""
@@ -94,6 +97,11 @@ async def send_in_turns(
                 measures.add(record)
                 total(record)
 
-            took = await send_load(clients[which], iter(block), options, note, count=size)
+            began = time.perf_counter()
+            try:
+                took = await send_load(clients[which], iter(block), options, note, count=size)
+            finally:
+                if which == 0:
+                    comparison.first_seconds += time.perf_counter() - began
             found[which] = measures.figures(took)
         comparison.pairs.append((found[0], found[1]))

@@ -81,6 +81,23 @@ def test_json_lines_have_each_record_when_it_has_ended(tmp_path: Path) -> None:
     assert (second["index"], second["outcome"], second["error"]) == (0, "failed", "too late")
 
 
+def test_half_a_character_is_stored_as_json(tmp_path: Path) -> None:
+    """A prompt of JSONL may have it; the line gives it back."""
+    lines = JsonLines(tmp_path / "r.jsonl", started=10.0)
+    lines.add(record(0, "text", prompt="a\ud800b"))
+    lines.close()
+    assert json.loads((tmp_path / "r.jsonl").read_text("utf-8"))["prompt"] == "a\ud800b"
+
+
+def test_a_link_to_a_file_that_is_not_there_stays(tmp_path: Path) -> None:
+    """And its target is not made."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+    check_writable(link, "--report")
+    assert link.is_symlink()
+    assert not link.exists()
+
+
 def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path) -> None:
     """Neither an empty file nor a shorter one."""
     there, new = tmp_path / "there", tmp_path / "new"

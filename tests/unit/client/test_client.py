@@ -60,10 +60,12 @@ def run(*arguments: object, cwd: Path, python: str = sys.executable) -> subproce
         (["--cancel-rate", "2"], "share from 0 to 1"),
         (["--cancel-rate", "0.1"], "--cancel-rate needs --streaming-mode"),
         (["--goodput", "itl:5"], "not a goal"),
+        (["--goodput", "e2el:inf"], "not a goal"),
         (["--goodput", "ttft:5"], "need --streaming-mode"),
         (["--metric-percentiles", "99,101"], "not a list of percentiles"),
         (["--header", "a b"], "not a header"),
         (["--header", "a=\n"], "not a header"),
+        (["--header", "a-Bin=1"], "not a header"),
         (["--random-output-len", "5"], "need --random-input-len"),
         (["--random-input-len", "5", "--iterations", "2"], "give --num-prompts"),
         (["--iterations", "2", "--num-prompts", "5"], "either --iterations or --num-prompts"),
@@ -99,6 +101,34 @@ def test_bad_prompts_file_fails_and_names_it(
     assert shown.out.endswith("FAIL: vLLM example\n")
     assert reason in shown.err
     assert str(path) in shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--results-file", "prompts.txt"],
+        ["--input-prompts", "link.txt", "--report", "prompts.txt"],
+        ["--results-file", "new.svg", "--plot", "./new.svg"],
+        ["--report", "results.txt"],
+    ],
+)
+def test_no_file_overwrites_another(
+    prompts: Path, arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two flags that name the same file are refused before it is touched; devices are not."""
+    monkeypatch.chdir(prompts.parent)
+    (prompts.parent / "link.txt").symlink_to(prompts)
+    assert client.main(["--url", "127.0.0.1:1", *arguments]) == 2
+    assert f"and {arguments[-2]} are the same file, {arguments[-1].removeprefix('./')}; name" in capsys.readouterr().err
+    assert client.main(["--url", "127.0.0.1:1", "--results-file", "/dev/null", "--report", "/dev/null"]) == 1
+    assert prompts.read_text() == PROMPTS
+
+
+def test_flags_with_several_values_may_be_repeated() -> None:
+    """The values are added up."""
+    options = parse(["-s", "--header", "A=1", "--header", "b=2", "c=3", "--goodput", "ttft:1", "--goodput", "e2el:2"])
+    assert options.header == {"a": "1", "b": "2", "c": "3"}
+    assert options.goodput == {"ttft": 1.0, "e2el": 2.0}
 
 
 @pytest.mark.parametrize("flag", ["--results-file", "--report", "--plot"])
@@ -416,6 +446,21 @@ def test_an_interrupt_of_the_warm_up_ends_the_client(prompts: Path, tmp_path: Pa
         output, errors = child.communicate(timeout=LIMIT)
     assert (child.returncode, errors.strip()) == (130, "interrupted")
     assert output == "Loading inputs from `prompts.txt`...\n"
+
+
+def test_an_interrupt_in_turns_counts_the_time_of_the_block(prompts: Path, tmp_path: Path) -> None:
+    """Ctrl-C in the first block: its answers took the time that the block has taken so far."""
+    with EchoServer(delay=lambda number: 600.0 * (number == 1)) as server:
+        flags = ["--versus", server.url, "--iterations", "40", "--max-concurrency", "2", "--report", "r.json"]
+        argv = [sys.executable, str(CLIENT), "-u", server.url, *flags]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: len(server.streamed) == 4, "the block but for its second request")
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=LIMIT)
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["sent"] == 4
+    assert report["completed"] == pytest.approx(report["request_throughput"] * report["duration"])
+    assert report["duration"] > 0
 
 
 def test_a_server_that_restarts_loses_what_was_under_way(prompts: Path, tmp_path: Path) -> None:

@@ -75,6 +75,27 @@ async def test_what_was_under_way_at_the_end_is_cancelled(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["closed", "open"])
+async def test_what_has_failed_is_not_cancelled(kind: str) -> None:
+    """A request that has failed may wait for its server when the loop ends."""
+    done: list[Record] = []
+    asked = asyncio.Event()
+    client = Fake()
+
+    async def fail(request: Request, record: Record) -> None:
+        record.fail("connection", "lost")
+        asked.set()
+        await asyncio.Event().wait()
+
+    client.ask = fail  # type: ignore[method-assign]
+    task = asyncio.create_task(run(client, kind, done, places=1))
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [record.outcome for record in done] == [Outcome.FAILED]
+
+
+@pytest.mark.parametrize("kind", ["closed", "open"])
 async def test_an_exception_of_a_client_ends_the_loop(kind: str) -> None:
     """At once, although others never end; nothing is left running."""
     done: list[Record] = []
