@@ -21,6 +21,11 @@ MAX_CONCURRENCY = 256
 # As `vllm bench serve` has them.
 _RANDOM_PROMPTS = 1000
 RANDOM_OUTPUT_LEN = 128
+# Whoever gives one of these wants to know more than the answers.
+_LOAD_TEST = (
+    *("max_concurrency", "request_rate", "duration", "num_prompts", "num_warmups", "cancel_rate"),
+    *("random_input_len", "goodput", "metric_percentiles", "versus", "plot", "report"),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -46,9 +51,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     _check(parser, options)
     options.is_load_test = any(
-        getattr(options, name) != parser.get_default(name)
-        for name in ("max_concurrency", "request_rate", "duration", "num_prompts", "num_warmups")
-    ) or bool(options.goodput or options.report or options.random_input_len or options.versus)
+        getattr(options, name) != parser.get_default(name) for name in _LOAD_TEST
+    )
     options.goodput = dict(options.goodput)
     options.header = dict(options.header)
     return options

@@ -119,6 +119,7 @@ def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str
         lines.append("TTFT, TPOT: need --streaming-mode; a whole answer comes in one piece")
     if options.is_load_test:
         lines += _details(figures, options.metric_percentiles)
+    lines += _cautions(figures)
     if figures["versus"]:
         lines += _versus(figures)
     return lines
@@ -177,17 +178,24 @@ def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[st
     if figures["failed"]:
         worst = figures["with_failures"]
         lines.append(f"{_times('e2el', worst, percents)} with failures as infinite")
-    if figures["histogram"]:
-        rounded = ", ".join(name.upper() for name in figures["histogram"])
-        lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
     client = figures["client"]
     lines.append(
         f"Client: {client['cpu']:.0%} of a core, woke up {client['p99_lag_ms']:.1f} ms late (p99)"
     )
     if figures["goodput"]:
         lines.append(_goodput(figures))
-    elif client["bottleneck"]:
-        lines.append(f"The client was the bottleneck: {' and '.join(client['bottleneck'])}")
+    return lines
+
+
+def _cautions(figures: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if figures["histogram"]:
+        rounded = ", ".join(name.upper() for name in figures["histogram"])
+        lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
+    reasons = figures["client"]["bottleneck"]
+    # With goals, their line says it.
+    if reasons and not figures["goodput"]:
+        lines.append(f"The client was the bottleneck: {' and '.join(reasons)}")
     return lines
 
 
@@ -200,10 +208,16 @@ def _versus(figures: Mapping[str, Any]) -> list[str]:
         return [*lines, f"No verdict: the client was the bottleneck: {' and '.join(reasons)}"]
     for name, title in _COMPARED.items():
         found = versus[name]
-        if found:
+        if found is None:
+            # A time that the answers do not have is not in the report at all.
+            if figures[name] is not None:
+                lines.append(f"{title}: no difference, too few pairs of blocks have this figure")
+        else:
             verdict = "" if found["low"] <= 0 <= found["high"] else ", a clear difference"
             interval = f"95 % interval {found['low']:+.1%} to {found['high']:+.1%}"
-            lines.append(f"{title}: {found['difference']:+.1%} ({interval}{verdict})")
+            used = found["pairs"]
+            part = f", {used} of {versus['blocks']} pairs" if used < versus["blocks"] else ""
+            lines.append(f"{title}: {found['difference']:+.1%} ({interval}{part}{verdict})")
     return lines
 
 

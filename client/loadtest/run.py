@@ -54,6 +54,7 @@ class Result:
         comparison: with a second server; all other figures are the first one's.
         first: the answers to the first prompts.
         reasons: the reasons of failures, each with the first request and the number of requests.
+            Those of the second server begin with its address.
     """
 
     planned: int | None
@@ -74,10 +75,19 @@ class Result:
             self.texts.add(record)
         if record.outcome is Outcome.ANSWERED and record.request.index < _FIRST_ANSWERS:
             self.first[record.request.index] = record
-        known = record.reason in self.reasons or len(self.reasons) < _MOST_REASONS
+        self._note(record, record.reason)
+
+    def add_second(self, record: Record) -> None:
+        """Note that a request to the second server has ended."""
+        if self.comparison:
+            self.comparison.second.add(record)
+            self._note(record, f"{self.comparison.url}: {record.reason}")
+
+    def _note(self, record: Record, reason: str) -> None:
+        known = reason in self.reasons or len(self.reasons) < _MOST_REASONS
         if record.outcome is Outcome.FAILED and known:
-            first, count = self.reasons.get(record.reason, (record, 0))
-            self.reasons[record.reason] = (first, count + 1)
+            first, count = self.reasons.get(reason, (record, 0))
+            self.reasons[reason] = (first, count + 1)
 
 
 def run(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
@@ -223,7 +233,12 @@ async def _measure(
                     return
                 result.comparison = Comparison(options.versus)
                 await send_in_turns(
-                    clients, requests, options, done, count=count, comparison=result.comparison
+                    clients,
+                    requests,
+                    options,
+                    (done, result.add_second),
+                    count=count,
+                    comparison=result.comparison,
                 )
 
             result.interrupted = await until_interrupt(send(), lambda: _stop(clients))

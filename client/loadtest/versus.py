@@ -56,6 +56,7 @@ class Comparison:
                 "difference": differs.estimate,
                 "low": differs.low,
                 "high": differs.high,
+                "pairs": differs.pairs,
                 "blocks": pairs,
             }
         return found
@@ -65,7 +66,7 @@ async def send_in_turns(
     clients: Sequence[TritonClient],
     requests: Iterator[Request],
     options: argparse.Namespace,
-    done: Callable[[Record], None],
+    done: tuple[Callable[[Record], None], Callable[[Record], None]],
     *,
     count: int,
     comparison: Comparison,
@@ -76,7 +77,7 @@ async def send_in_turns(
         clients: of the first and of the second server.
         requests: the requests.
         options: the command line.
-        done: gets each record of the first server.
+        done: get each record of the first server, and of the second one.
         count: number of requests for each server.
         comparison: gets the figures.
     """
@@ -87,7 +88,7 @@ async def send_in_turns(
         # A server that always came second would find the machine in another state.
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             measures = Measures()
-            total = done if which == 0 else comparison.second.add
+            total = done[which]
 
             def note(
                 record: Record,
@@ -99,7 +100,9 @@ async def send_in_turns(
 
             began = time.perf_counter()
             try:
-                took = await send_load(clients[which], iter(block), options, note, count=size)
+                took = await send_load(
+                    clients[which], iter(block), options, note, count=size, block=number
+                )
             finally:
                 if which == 0:
                     comparison.first_seconds += time.perf_counter() - began

@@ -43,10 +43,29 @@ def test_many_texts_are_in_a_file_and_not_in_memory(tmp_path: Path) -> None:
 
 def test_a_temporary_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """As when the disk is full in mid-run; here its folder is gone."""
+    (tmp_path / "gone").mkdir()
     store = TextStore(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
     with pytest.raises(ClientError, match=r"cannot write .*gone: No such file .*--results-file"):
         store.add(record(0, "x" * (2 << 20)))
     store.close()
+
+
+def test_a_folder_that_takes_no_temporary_file_is_not_used(tmp_path: Path) -> None:
+    """The results file may be writable in a folder that is not."""
+    store = TextStore(tmp_path / "none")
+    store.add(record(0, "x" * (2 << 20)))
+    assert next(store.texts()) == "x" * (2 << 20)
+    store.close()
+
+
+def test_all_completions_are_stored(tmp_path: Path) -> None:
+    """Each on lines of its own, as in the sample."""
+    store = TextStore(tmp_path)
+    both = record(0, "one")
+    both.pieces.append(["t", "wo"])
+    store.add(both)
+    assert list(store.texts()) == ["one\ntwo"]
 
 
 def test_half_a_character_is_stored(tmp_path: Path) -> None:

@@ -22,3 +22,10 @@ def test_all_requests_are_due_within_the_duration(rate: str) -> None:
     assert count == max(1, round(float(rate) * 10))
     times = due_times(options, count)
     assert times[-1] + times[0] <= 10.0 + 1e-9
+
+
+def test_each_block_has_arrivals_of_its_own() -> None:
+    """Otherwise the blocks of --versus would repeat one accident of the random numbers."""
+    options = parse(["--request-rate", "5"])
+    assert due_times(options, 50, block=0) == due_times(options, 50, block=0)
+    assert due_times(options, 50, block=0) != due_times(options, 50, block=1)
