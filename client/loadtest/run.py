@@ -222,7 +222,7 @@ async def _measure(
                 try:
                     for sink in sinks:
                         sink(record)
-                except ClientError:
+                except Exception:
                     # The run ends, and the loop cancels the other requests.
                     _stop(clients)
                     raise

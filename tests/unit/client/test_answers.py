@@ -127,6 +127,12 @@ def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path
     assert not new.exists()
 
 
+def test_a_name_that_no_file_can_have_is_named(tmp_path: Path) -> None:
+    """Looking whether the file is there fails already, as in a folder that may not be read."""
+    with pytest.raises(ClientError, match=r"cannot write .*: File name too long; .*--report"):
+        check_writable(tmp_path / ("x" * 300), "--report")
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """With the option that names another."""
     for use in (lambda path: check_writable(path, "--results-file"), TextStore(tmp_path).write):
