@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from loadtest.options import parse, request_count
-from loadtest.shape import due_times, places_for
+from loadtest.record import Record, Request
+from loadtest.shape import due_times, places_for, send_load
 
 
 @pytest.mark.parametrize(("limit", "count", "places"), [(1000, None, 1000), (8, 100, 8), (1000, 100, 100), (None, 100, 100)])
@@ -29,3 +33,20 @@ def test_each_block_has_arrivals_of_its_own() -> None:
     options = parse(["--request-rate", "5"])
     assert due_times(options, 50, block=0) == due_times(options, 50, block=0)
     assert due_times(options, 50, block=0) != due_times(options, 50, block=1)
+
+
+async def test_no_request_starts_after_the_duration() -> None:
+    """In an open loop with one place, too: the first answer takes longer than that, and the other 49 are not sent."""
+    asked: list[int] = []
+
+    class Slow:
+        async def ask(self, request: Request, record: Record) -> None:
+            asked.append(request.index)
+            await asyncio.sleep(0.1)
+            record.add(("x",), 1)
+
+    client: Any = Slow()
+    options = parse(["--request-rate", "1000", "--duration", "0.05", "--max-concurrency", "1"])
+    load = (Request(number, "", {}, stream=True) for number in range(50))
+    await send_load(client, load, options, lambda _: None, count=50)
+    assert asked in ([], [0])  # none on a machine that stood still
