@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import ClientError, InputError
 from loadtest.options import parse, request_count
@@ -50,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
         code = 130
+    except BrokenPipeError:
+        # Whoever read the output has gone, as `head -1` does. Python would complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     if code == 130:
         print("interrupted", file=sys.stderr)
     else:
@@ -59,14 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # 1) The prompts
+    _check_files(options)
     prompts, count = _load(options)
     # 2) The requests
     result = _send(options, prompts, count)
-    # 3) The results, also after a failed request: the other answers are complete
-    print(f"Storing results into `{options.results_file}`...", flush=True)
+    # 3) The results, also after a failed request: the other answers are complete. They are stored
+    #    before anything is printed, which fails if nobody reads it.
     if result.texts and options.results_format == "txt":
         result.texts.write(options.results_file)
-    _show(options, prompts, result)
+    figures = _store_figures(options, result)
+    print(f"Storing results into `{options.results_file}`...", flush=True)
+    _show(options, prompts, result, figures)
     if result.texts:
         result.texts.close()
     if result.interrupted:
@@ -75,6 +82,36 @@ def _run(options: argparse.Namespace) -> int:
     if result.comparison:
         failed += result.comparison.second.failed
     return 0 if failed <= options.max_failures else 1
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Check that no file would overwrite another one.
+
+    Raises:
+        InputError: two flags name the same file.
+    """
+    files = {
+        "--input-prompts": None
+        if options.random_input_len
+        else find_prompts(options.input_prompts),
+        "--results-file": options.results_file,
+        "--report": options.report,
+        "--plot": options.plot,
+    }
+    seen: dict[Path, str] = {}
+    for flag, path in files.items():
+        if path is None:
+            continue
+        # Several may be /dev/null. A folder that may not be read is no error yet.
+        is_there = os.path.exists(path)  # noqa: PTH110 - Path's raises an error then
+        if is_there and not path.is_file():
+            continue
+        place = Path(os.path.realpath(path))
+        if place in seen:
+            raise InputError(
+                f"{seen[place]} and {flag} are the same file, {path}; name another with {flag}"
+            )
+        seen[place] = flag
 
 
 def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
@@ -112,8 +149,24 @@ def _send(options: argparse.Namespace, prompts: PromptSource, count: int | None)
     return run(options, prompts, count)
 
 
-def _show(options: argparse.Namespace, prompts: PromptSource, result: Result) -> None:
-    from loadtest.report import figures_of, summary, write_plot, write_report
+def _store_figures(options: argparse.Namespace, result: Result) -> dict[str, Any]:
+    from loadtest.report import figures_of, write_plot, write_report
+
+    figures = figures_of(options, result)
+    if options.report:
+        write_report(options.report, figures)
+    if options.plot:
+        write_plot(options.plot, options, result)
+    return figures
+
+
+def _show(
+    options: argparse.Namespace,
+    prompts: PromptSource,
+    result: Result,
+    figures: dict[str, Any],
+) -> None:
+    from loadtest.report import summary
 
     # 1) Answers
     if options.verbose and result.texts:
@@ -125,11 +178,6 @@ def _show(options: argparse.Namespace, prompts: PromptSource, result: Result) ->
             answer = _shortened(record.text.removeprefix(asked))
             print(f"{_quoted(_shortened(asked))} -> {_quoted(answer)}")
     # 2) Figures
-    figures = figures_of(options, result)
-    if options.report:
-        write_report(options.report, figures)
-    if options.plot:
-        write_plot(options.plot, options, result)
     print(*summary(options, figures), sep="\n", flush=True)
     # 3) Failures. A lost connection fails many requests for one reason: one line is enough.
     for reason, (record, count) in result.reasons.items():

@@ -32,12 +32,13 @@ def check_writable(path: Path, flag: str) -> None:
     Raises:
         ClientError: the file cannot be written.
     """
-    existed = path.exists()
     with writing(path, flag):
+        existed = path.exists()
         # Mode "a" keeps the results of an earlier run, in case this one fails.
         path.open("a", encoding="utf-8").close()
         if not existed:
-            path.unlink()  # otherwise a run that fails would leave an empty file
+            # Otherwise a run that fails would leave an empty file. A link stays.
+            path.resolve().unlink()
 
 
 class TextStore:
@@ -46,11 +47,12 @@ class TextStore:
     Answers come in any order. Only 16 bytes for each stay in memory.
 
     Args:
-        folder: place of the temporary file; None takes the system's.
+        folder: place of the temporary file. If it cannot be there, or for None, it is in the
+            system's folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder or Path(tempfile.gettempdir())
+        self._folder = folder if folder and _takes_files(folder) else Path(tempfile.gettempdir())
         self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed with the store
             max_size=_IN_MEMORY, dir=str(self._folder)
         )
@@ -60,7 +62,7 @@ class TextStore:
         self._end = 0
 
     def add(self, record: Record) -> None:
-        """Keep the text of a request that has ended, however it ended.
+        """Keep the text of a request that has ended, however it ended: all its completions.
 
         Raises:
             ClientError: the temporary file cannot be written.
@@ -72,7 +74,7 @@ class TextStore:
             self._starts.extend([0] * missing)
             self._lengths.extend([0] * missing)
         # An answer may have half of a surrogate pair.
-        text = record.text.encode("utf-8", errors="replace")
+        text = "\n".join(record.completions).encode("utf-8", errors="replace")
         with writing(self._folder, "--results-file"):
             self._file.write(text)
         self._starts[index] = self._end
@@ -115,8 +117,11 @@ class JsonLines:
         self._path = path
         self._started = started
         with writing(path, "--results-file"):
-            # Each line at once: a run that is killed leaves what it has.
-            self._file: IO[str] = path.open("w", buffering=1, encoding="utf-8", newline="\n")
+            # Each line at once: a run that is killed leaves what it has. A prompt may have half of
+            # a surrogate pair. JSON writes it as the same escape.
+            self._file: IO[str] = path.open(
+                "w", buffering=1, encoding="utf-8", errors="backslashreplace", newline="\n"
+            )
 
     def add(self, record: Record) -> None:
         """Write a record."""
@@ -146,6 +151,14 @@ def as_json(record: Record, started: float) -> dict[str, Any]:
         "times": [time - started for time in record.times],
         "error": record.reason or None,
     }
+
+
+def _takes_files(folder: Path) -> bool:
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 
-def arrival_times(*, count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
+def arrival_times(*, count: int, rate: float, seed: int, burstiness: float = 1.0) -> array[float]:
     """Return the times at which requests are due, in seconds from the start, in their order.
 
     The same seed gives the same times. The gaps have the gamma distribution, as those of
@@ -28,5 +30,5 @@ def arrival_times(*, count: int, rate: float, seed: int, burstiness: float = 1.0
         gaps = np.random.default_rng(seed).gamma(burstiness, size=count + 1)
     times = np.cumsum(gaps)
     times *= window / times[-1]
-    found: list[float] = times[:-1].tolist()
-    return found
+    # Eight bytes for each, where a list would need 32.
+    return array("d", times[:-1].tobytes())

@@ -28,11 +28,13 @@ class Difference:
         estimate: the most likely difference.
         low: lower end of the 95 % interval.
         high: upper end of the 95 % interval.
+        pairs: number of pairs with positive figures.
     """
 
     estimate: float
     low: float
     high: float
+    pairs: int
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
@@ -54,4 +56,9 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     factor = _STUDENT_95[degrees - 1] if degrees <= len(_STUDENT_95) else _NORMAL_95
     middle = fmean(ratios)
     half = factor * stdev(ratios) / math.sqrt(len(ratios))
-    return Difference(math.expm1(middle), math.expm1(middle - half), math.expm1(middle + half))
+    return Difference(
+        estimate=math.expm1(middle),
+        low=math.expm1(middle - half),
+        high=math.expm1(middle + half),
+        pairs=len(ratios),
+    )

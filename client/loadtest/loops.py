@@ -71,6 +71,7 @@ async def open_loop(
     done: Done,
     *,
     started: float,
+    until: float = float("inf"),
     give_up: float = float("inf"),
 ) -> None:
     """Send each request when it is due, whether the earlier ones have ended or not.
@@ -82,6 +83,7 @@ async def open_loop(
         requests: requests and when they are due, in seconds from ``started``, in this order.
         done: gets each record when it is complete.
         started: start of the loop (seconds of ``time.perf_counter``).
+        until: no request starts later (the same clock).
         give_up: requests that have not ended by then are cancelled (the same clock).
     """
     # The client that was used last comes first, so that no more connections are used than needed.
@@ -106,6 +108,8 @@ async def open_loop(
             # A client that is late gives the others a turn, too.
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             await places.acquire()
+            if time.perf_counter() >= until:
+                break
             task = asyncio.create_task(answer(free.pop(), request, due))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
@@ -134,8 +138,10 @@ async def _ask(client: Client, request: Request, done: Done, *, due: float | Non
     try:
         await client.ask(request, record)
     except asyncio.CancelledError:
-        # Counted, so that every request that was sent has an outcome.
-        record.outcome = Outcome.CANCELLED
+        # Counted, so that every request that was sent has an outcome. One that has failed, and
+        # waits for the server, keeps its own.
+        if record.outcome is None:
+            record.outcome = Outcome.CANCELLED
         done(record)
         raise
     if record.outcome is None:

@@ -50,6 +50,8 @@ class Measures:
 
     Attributes:
         goals: the most milliseconds for a good answer, by names of ``REQUEST_TIMES``.
+        start: start of the sending (s of ``time.perf_counter``). Requests end in another order than
+            that in which they were sent, so the first one to end cannot tell.
         sent: requests that were sent.
         outcomes: their number by outcome.
         failures: failed requests by the kind of failure.
@@ -59,11 +61,12 @@ class Measures:
         ttft: from the send, and likewise ``tpot``, ``itl`` and ``e2el``.
         planned_ttft: from the time at which the request was due, and likewise ``planned_e2el``.
         sent_late: seconds from due to sent.
-        pieces_in: pieces of complete answers by second since the first request was sent.
+        pieces_in: pieces of complete answers by second since the start.
         last_piece: when the last piece of a complete answer came (s of ``time.perf_counter``).
     """
 
     goals: Mapping[str, float] = field(default_factory=dict)
+    start: float = 0.0
     sent: int = 0
     outcomes: Counter[Outcome | None] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
@@ -80,8 +83,7 @@ class Measures:
     last_piece: float = float("-inf")
     pieces_in: Counter[int] = field(default_factory=Counter)
     _good: int = 0
-    _first_sent: float = float("inf")
-    # By second since the first request was sent.
+    # By second since the start.
     _running_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, record: Record) -> None:
@@ -91,7 +93,6 @@ class Measures:
             record: if the request was answered, it has at least one piece.
         """
         self.sent += 1
-        self._first_sent = min(self._first_sent, record.sent)
         self.sent_late.extend([record.sent - record.due])
         self.outcomes[record.outcome] += 1
         if record.outcome is Outcome.FAILED:
@@ -118,10 +119,10 @@ class Measures:
         reached = {"ttft": first, "tpot": each or 0.0, "e2el": whole}
         if all(reached[name] * 1e3 <= limit for name, limit in self.goals.items()):
             self._good += 1
-        begin = int(record.sent - self._first_sent)
-        for second in range(begin, int(record.times[-1] - self._first_sent) + 1):
+        begin = int(record.sent - self.start)
+        for second in range(begin, int(record.times[-1] - self.start) + 1):
             self._running_in[second] += 1
-        self.pieces_in.update(int(time - self._first_sent) for time in record.times)
+        self.pieces_in.update(int(time - self.start) for time in record.times)
 
     @property
     def answered(self) -> int:

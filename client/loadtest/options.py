@@ -21,6 +21,11 @@ MAX_CONCURRENCY = 256
 # As `vllm bench serve` has them.
 _RANDOM_PROMPTS = 1000
 RANDOM_OUTPUT_LEN = 128
+# Whoever gives one of these wants to know more than the answers.
+_LOAD_TEST = (
+    *("max_concurrency", "request_rate", "duration", "num_prompts", "num_warmups", "cancel_rate"),
+    *("random_input_len", "goodput", "metric_percentiles", "versus", "plot", "report"),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -46,9 +51,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     _check(parser, options)
     options.is_load_test = any(
-        getattr(options, name) != parser.get_default(name)
-        for name in ("max_concurrency", "request_rate", "duration", "num_prompts", "num_warmups")
-    ) or bool(options.goodput or options.report or options.random_input_len or options.versus)
+        getattr(options, name) != parser.get_default(name) for name in _LOAD_TEST
+    )
     options.goodput = dict(options.goodput)
     options.header = dict(options.header)
     return options
@@ -245,6 +249,7 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
     add(
         "--goodput",
         nargs="+",
+        action="extend",
         type=_goal,
         default=[],
         metavar="NAME:MS",
@@ -272,6 +277,7 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     add(
         "--header",
         nargs="+",
+        action="extend",
         type=_header,
         default=[],
         metavar="KEY=VALUE",
@@ -316,7 +322,8 @@ def _header(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     # gRPC's metadata has lower-case keys of these characters only, and ASCII values.
     valid = re.fullmatch(r"[0-9A-Za-z_.-]+", key) and re.fullmatch(r"[ -~]*", value)
-    if not equals or not valid:
+    # gRPC takes bytes for keys that end so.
+    if not equals or not valid or key.lower().endswith("-bin"):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a header; give for example authorization=secret"
         )
@@ -326,7 +333,7 @@ def _header(text: str) -> tuple[str, str]:
 def _goal(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
     milliseconds = _number(limit)
-    if name not in REQUEST_TIMES or milliseconds is None or milliseconds < 0:
+    if name not in REQUEST_TIMES or milliseconds is None or not 0 <= milliseconds < math.inf:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a goal; give for example ttft:200 (ms), of {', '.join(REQUEST_TIMES)}"
         )

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from loadtest.measures import Measures
     from loadtest.samples import Samples
@@ -26,15 +26,20 @@ _TICKS = 5
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
-def draw(measures: Measures, title: str) -> str:
+def draw(measures: Measures, title: str, *, without: Collection[str] = ()) -> str:
     """Return the picture of a run.
 
     Args:
         measures: the figures.
         title: the heading.
+        without: names of the times that are not drawn, such as ``tpot``.
     """
-    latencies = {"TTFT": measures.ttft, "E2EL": measures.e2el, "TPOT": measures.tpot}
-    lines = {name: _shares(samples) for name, samples in latencies.items() if samples.count > 1}
+    latencies = {"ttft": measures.ttft, "e2el": measures.e2el, "tpot": measures.tpot}
+    lines = {
+        name.upper(): _shares(samples)
+        for name, samples in latencies.items()
+        if samples.count > 1 and name not in without
+    }
     seconds = range(max(measures.pieces_in, default=0) + 1)
     # Each second is a step with a beginning and an end.
     speed = [

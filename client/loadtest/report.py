@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,17 @@ _COMPARED = {
 
 
 def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
-    """Return the contents of the report: the load, the figures, and the client's own part."""
+    """Return the contents of the report: the load, the figures, and the client's own part.
+
+    A figure that the answers cannot have is None.
+    """
     figures = result.measures.figures(result.duration, options.metric_percentiles)
     client = result.overhead.figures()
     # Figures that the client has spoiled do not say whether the server reached the goals.
     if client["bottleneck"]:
         figures["request_goodput"] = None
     rate = options.request_rate
-    return {
+    found = {
         "date": f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}",
         "backend": "triton",
         "model_id": options.model,
@@ -52,6 +56,29 @@ def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
         "client": client,
         "versus": result.comparison.figures() if result.comparison else None,
     }
+    absent = [f"_{name}_ms$" for name in _absent(options, result)]
+    if not result.tokens_counted:
+        absent += ["^total_(in|out)put_tokens$", "^(output|total_token)_throughput$"]
+    return _without(absent, found)
+
+
+def _absent(options: argparse.Namespace, result: Result) -> list[str]:
+    """Return the names of the times that the answers do not have."""
+    # A whole answer comes in one piece.
+    if not options.streaming_mode:
+        return ["ttft", "tpot", "itl"]
+    return [] if result.tokens_counted else ["tpot"]
+
+
+def _without(absent: list[str], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures, with None for each whose name matches one of the patterns."""
+    found: dict[str, Any] = {}
+    for name, value in figures.items():
+        if any(re.search(pattern, name) for pattern in absent):
+            found[name] = None
+        else:
+            found[name] = _without(absent, value) if isinstance(value, dict) else value
+    return found
 
 
 def write_report(path: Path, figures: Mapping[str, Any]) -> None:
@@ -73,7 +100,8 @@ def write_plot(path: Path, options: argparse.Namespace, result: Result) -> None:
     """
     rate = options.request_rate
     load = "closed loop" if rate == float("inf") else f"{rate:g} requests/s"
-    picture = draw(result.measures, f"{options.model} at {options.url}, {load}")
+    title = f"{options.model} at {options.url}, {load}"
+    picture = draw(result.measures, title, without=_absent(options, result))
     with writing(path, "--plot"):
         path.write_text(picture, encoding="utf-8")
 
@@ -91,6 +119,7 @@ def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str
         lines.append("TTFT, TPOT: need --streaming-mode; a whole answer comes in one piece")
     if options.is_load_test:
         lines += _details(figures, options.metric_percentiles)
+    lines += _cautions(figures)
     if figures["versus"]:
         lines += _versus(figures)
     return lines
@@ -149,17 +178,24 @@ def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[st
     if figures["failed"]:
         worst = figures["with_failures"]
         lines.append(f"{_times('e2el', worst, percents)} with failures as infinite")
-    if figures["histogram"]:
-        rounded = ", ".join(name.upper() for name in figures["histogram"])
-        lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
     client = figures["client"]
     lines.append(
         f"Client: {client['cpu']:.0%} of a core, woke up {client['p99_lag_ms']:.1f} ms late (p99)"
     )
     if figures["goodput"]:
         lines.append(_goodput(figures))
-    elif client["bottleneck"]:
-        lines.append(f"The client was the bottleneck: {' and '.join(client['bottleneck'])}")
+    return lines
+
+
+def _cautions(figures: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if figures["histogram"]:
+        rounded = ", ".join(name.upper() for name in figures["histogram"])
+        lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
+    reasons = figures["client"]["bottleneck"]
+    # With goals, their line says it.
+    if reasons and not figures["goodput"]:
+        lines.append(f"The client was the bottleneck: {' and '.join(reasons)}")
     return lines
 
 
@@ -172,10 +208,16 @@ def _versus(figures: Mapping[str, Any]) -> list[str]:
         return [*lines, f"No verdict: the client was the bottleneck: {' and '.join(reasons)}"]
     for name, title in _COMPARED.items():
         found = versus[name]
-        if found:
+        if found is None:
+            # A time that the answers do not have is not in the report at all.
+            if figures[name] is not None:
+                lines.append(f"{title}: no difference, too few pairs of blocks have this figure")
+        else:
             verdict = "" if found["low"] <= 0 <= found["high"] else ", a clear difference"
             interval = f"95 % interval {found['low']:+.1%} to {found['high']:+.1%}"
-            lines.append(f"{title}: {found['difference']:+.1%} ({interval}{verdict})")
+            used = found["pairs"]
+            part = f", {used} of {versus['blocks']} pairs" if used < versus["blocks"] else ""
+            lines.append(f"{title}: {found['difference']:+.1%} ({interval}{part}{verdict})")
     return lines
 
 

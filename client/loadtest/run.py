@@ -16,9 +16,9 @@ from loadtest.errors import ClientError
 from loadtest.measures import Measures
 from loadtest.options import MAX_CONCURRENCY, RANDOM_OUTPUT_LEN
 from loadtest.progress import ProgressLine
-from loadtest.prompts import RequestSettings, make_requests
+from loadtest.prompts import RepeatedPrompts, RequestSettings, make_requests
 from loadtest.record import Outcome
-from loadtest.shape import send_load, until_interrupt
+from loadtest.shape import places_for, send_load, until_interrupt
 from loadtest.triton import Endpoint, TritonClient
 from loadtest.versus import Comparison, send_in_turns
 
@@ -54,6 +54,7 @@ class Result:
         comparison: with a second server; all other figures are the first one's.
         first: the answers to the first prompts.
         reasons: the reasons of failures, each with the first request and the number of requests.
+            Those of the second server begin with its address.
     """
 
     planned: int | None
@@ -74,10 +75,19 @@ class Result:
             self.texts.add(record)
         if record.outcome is Outcome.ANSWERED and record.request.index < _FIRST_ANSWERS:
             self.first[record.request.index] = record
-        known = record.reason in self.reasons or len(self.reasons) < _MOST_REASONS
+        self._note(record, record.reason)
+
+    def add_second(self, record: Record) -> None:
+        """Note that a request to the second server has ended."""
+        if self.comparison:
+            self.comparison.second.add(record)
+            self._note(record, f"{self.comparison.url}: {record.reason}")
+
+    def _note(self, record: Record, reason: str) -> None:
+        known = reason in self.reasons or len(self.reasons) < _MOST_REASONS
         if record.outcome is Outcome.FAILED and known:
-            first, count = self.reasons.get(record.reason, (record, 0))
-            self.reasons[record.reason] = (first, count + 1)
+            first, count = self.reasons.get(reason, (record, 0))
+            self.reasons[reason] = (first, count + 1)
 
 
 def run(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
@@ -106,12 +116,20 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
         clients = [
             await stack.enter_async_context(TritonClient(_endpoint(options, url))) for url in urls
         ]
-        for client in clients:
-            await client.require_model(prompts.inputs)
-            if options.num_warmups:
-                calm = replace(settings, cancel_rate=0.0)
-                warmups = make_requests(prompts, calm, count=options.num_warmups)
-                await _warm_up(client, warmups, options)
+
+        async def prepare() -> None:
+            for client in clients:
+                await client.require_model(prompts.inputs)
+                if "tpot" in options.goodput and not client.counts_tokens:
+                    raise ClientError(
+                        f"the model {options.model!r} does not count tokens, and a goal for tpot "
+                        "(--goodput) needs them; leave it out, or use a server that counts them"
+                    )
+                if options.num_warmups:
+                    await _warm_up(client, prompts, settings, options)
+
+        if await until_interrupt(prepare(), lambda: _stop(clients)):
+            raise KeyboardInterrupt  # there is nothing to report yet
         load = make_requests(prompts, settings, count=count)
         return await _measure(clients, load, options, count)
 
@@ -147,14 +165,29 @@ def _endpoint(options: argparse.Namespace, url: str) -> Endpoint:
     )
 
 
+def _stop(clients: Sequence[TritonClient]) -> None:
+    for client in clients:
+        client.stop()
+
+
 async def _warm_up(
-    client: TritonClient, requests: Iterator[Request], options: argparse.Namespace
+    client: TritonClient,
+    prompts: PromptSource,
+    settings: RequestSettings,
+    options: argparse.Namespace,
 ) -> None:
+    # The first prompt only, as in `vllm bench serve`. Otherwise vLLM's prefix cache would hold the
+    # prompts that are measured.
+    first = RepeatedPrompts((next(iter(prompts)),))
+    calm = replace(settings, cancel_rate=0.0)
+    requests = make_requests(first, calm, count=options.num_warmups)
+
     def done(record: Record) -> None:
         if record.outcome is Outcome.FAILED:
+            client.stop()
             raise ClientError(f"a warm-up request failed: {record.reason}; see the server's log")
 
-    places = options.max_concurrency or MAX_CONCURRENCY
+    places = places_for(options.max_concurrency or MAX_CONCURRENCY, options.num_warmups)
     await loops.closed_loop([client] * places, ((request,) for request in requests), done)
 
 
@@ -173,7 +206,7 @@ async def _measure(
         result = Result(
             planned=count,
             tokens_counted=clients[0].counts_tokens,
-            measures=Measures(options.goodput),
+            measures=Measures(options.goodput, started),
             overhead=watched,
         )
         with contextlib.closing(progress), contextlib.ExitStack() as files:
@@ -186,8 +219,13 @@ async def _measure(
                 result.texts = TextStore(_folder(options.results_file))
 
             def done(record: Record) -> None:
-                for sink in sinks:
-                    sink(record)
+                try:
+                    for sink in sinks:
+                        sink(record)
+                except Exception:
+                    # The run ends, and the loop cancels the other requests.
+                    _stop(clients)
+                    raise
 
             async def send() -> None:
                 if count is None or not options.versus:
@@ -195,18 +233,18 @@ async def _measure(
                     return
                 result.comparison = Comparison(options.versus)
                 await send_in_turns(
-                    clients, requests, options, done, count=count, comparison=result.comparison
+                    clients,
+                    requests,
+                    options,
+                    (done, result.add_second),
+                    count=count,
+                    comparison=result.comparison,
                 )
 
-            def stop() -> None:
-                for client in clients:
-                    client.stop()
-
-            result.interrupted = await until_interrupt(send(), stop)
+            result.interrupted = await until_interrupt(send(), lambda: _stop(clients))
         result.duration = time.perf_counter() - started
         if result.comparison:
-            # The first server's blocks only.
-            result.duration = sum(first["duration"] for first, _ in result.comparison.pairs)
+            result.duration = result.comparison.first_seconds
     return result
 
 

@@ -15,6 +15,7 @@ from loadtest.options import MAX_CONCURRENCY
 
 if TYPE_CHECKING:
     import argparse
+    from array import array
     from collections.abc import Callable, Coroutine, Iterator
 
     from loadtest.record import Record, Request
@@ -28,6 +29,7 @@ async def send_load(
     done: Callable[[Record], None],
     *,
     count: int | None,
+    block: int = 0,
 ) -> float:
     """Send the requests, and wait for all of them; return the seconds that this took.
 
@@ -37,6 +39,7 @@ async def send_load(
         options: the command line.
         done: gets each record when it is complete.
         count: number of requests; None if only the duration limits it.
+        block: number of the part of a run; each part has arrivals of its own.
     """
     # `request_count` gives every open loop a number.
     if options.request_rate == math.inf or count is None:
@@ -47,17 +50,29 @@ async def send_load(
         await loops.closed_loop([client] * places, singles, done, until=until)
     else:
         # Before the start: for many requests this takes a while.
-        times = arrival_times(
-            count=count,
-            rate=options.request_rate,
-            seed=options.seed,
-            burstiness=options.burstiness,
-        )
-        timed = zip(times, requests, strict=False)
+        timed = zip(due_times(options, count, block), requests, strict=False)
         started = time.perf_counter()
+        until = started + options.duration if options.duration else math.inf
         places = places_for(options.max_concurrency, count)
-        await loops.open_loop([client] * places, timed, done, started=started)
+        await loops.open_loop([client] * places, timed, done, started=started, until=until)
     return time.perf_counter() - started
+
+
+def due_times(options: argparse.Namespace, count: int, block: int = 0) -> array[float]:
+    """Return when the requests of an open loop are due, in seconds from its start.
+
+    Args:
+        options: the command line.
+        count: number of requests.
+        block: number of the part of a run.
+    """
+    rate = options.request_rate
+    if options.duration:
+        # The number is rounded. The last request must not be due after the duration.
+        rate = max(rate, count / options.duration)
+    return arrival_times(
+        count=count, rate=rate, seed=options.seed + block, burstiness=options.burstiness
+    )
 
 
 def places_for(limit: int | None, count: int | None) -> int:

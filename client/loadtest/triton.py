@@ -52,7 +52,8 @@ class Endpoint:
         stream_timeout: seconds for each request; None waits forever.
         first_id: the request with index 0 has this id.
         wait_ready: seconds to wait for the model before the first request.
-        reconnect: seconds to wait for the model after the connection was lost; 0 does not wait.
+        reconnect: seconds to wait for the model after the connection was lost. If it is not back by
+            then, the run ends. 0 does not wait.
         headers: sent with each request.
         tls: arguments for TLS of ``tritonclient.grpc.InferenceServerClient``.
     """
@@ -198,7 +199,19 @@ class TritonClient:
     # --- one request ----------------------------------------------------------------------------
 
     async def ask(self, request: Request, record: Record) -> None:
-        """See ``loops.Client``."""
+        """See ``loops.Client``.
+
+        Raises:
+            ClientError: the server has not come back.
+        """
+        try:
+            await self._ask(request, record)
+        except Exception:
+            # The run ends, and the loop cancels the other requests.
+            self.stop()
+            raise
+
+    async def _ask(self, request: Request, record: Record) -> None:
         # 1) Send the request, and collect the pieces of its answer
         stream = self._client.stream_infer(
             _one(self._message(request)),
@@ -255,13 +268,19 @@ class TritonClient:
     async def _return(self) -> None:
         if not self._endpoint.reconnect:
             return
-        # One of the clients asks, and the others wait for it.
+        # The first request that was lost asks, and the others wait for it. If the server does not
+        # come back, the error cancels them: one wait is enough for all.
         async with self._returning:
+            if self._stopping:
+                raise asyncio.CancelledError
             try:
                 await self._wait_ready(self._endpoint.reconnect)
-            # The next request says what is wrong.
-            except ClientError:
-                return
+            except ClientError as error:
+                self.stop()
+                raise ClientError(
+                    f"the connection was lost, and after {self._endpoint.reconnect:g} s "
+                    f"(--reconnect) {error}"
+                ) from error
 
     def _message(self, request: Request) -> dict[str, Any]:
         text = request.prompt.encode("utf-8", errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,13 @@ class Comparison:
         url: the second server's.
         pairs: figures of neighbouring blocks, the first server's and the second one's.
         second: the second server's measures, over all blocks.
+        first_seconds: seconds of the first server's blocks, also of one that was interrupted.
     """
 
     url: str
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     second: Measures = field(default_factory=Measures)
+    first_seconds: float = 0.0
 
     def figures(self) -> dict[str, Any]:
         """Return what the report has."""
@@ -53,6 +56,7 @@ class Comparison:
                 "difference": differs.estimate,
                 "low": differs.low,
                 "high": differs.high,
+                "pairs": differs.pairs,
                 "blocks": pairs,
             }
         return found
@@ -62,7 +66,7 @@ async def send_in_turns(
     clients: Sequence[TritonClient],
     requests: Iterator[Request],
     options: argparse.Namespace,
-    done: Callable[[Record], None],
+    done: tuple[Callable[[Record], None], Callable[[Record], None]],
     *,
     count: int,
     comparison: Comparison,
@@ -73,7 +77,7 @@ async def send_in_turns(
         clients: of the first and of the second server.
         requests: the requests.
         options: the command line.
-        done: gets each record of the first server.
+        done: get each record of the first server, and of the second one.
         count: number of requests for each server.
         comparison: gets the figures.
     """
@@ -84,7 +88,7 @@ async def send_in_turns(
         # A server that always came second would find the machine in another state.
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             measures = Measures()
-            total = done if which == 0 else comparison.second.add
+            total = done[which]
 
             def note(
                 record: Record,
@@ -94,6 +98,13 @@ async def send_in_turns(
                 measures.add(record)
                 total(record)
 
-            took = await send_load(clients[which], iter(block), options, note, count=size)
+            began = time.perf_counter()
+            try:
+                took = await send_load(
+                    clients[which], iter(block), options, note, count=size, block=number
+                )
+            finally:
+                if which == 0:
+                    comparison.first_seconds += time.perf_counter() - began
             found[which] = measures.figures(took)
         comparison.pairs.append((found[0], found[1]))

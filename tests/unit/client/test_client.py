@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ import pytest
 
 import client
 import loadtest
+from loadtest import samples
 from loadtest.measures import Measures
 from loadtest.options import parse
 from loadtest.overhead import Overhead
 from loadtest.record import Outcome, Record, Request
 from loadtest.report import figures_of, summary
 from loadtest.run import Result
+from loadtest.versus import Comparison
 from support.grpc_echo import EchoServer
 from support.patience import LIMIT, wait_for
 from support.repositories import CHECKOUT
@@ -59,10 +62,12 @@ def run(*arguments: object, cwd: Path, python: str = sys.executable) -> subproce
         (["--cancel-rate", "2"], "share from 0 to 1"),
         (["--cancel-rate", "0.1"], "--cancel-rate needs --streaming-mode"),
         (["--goodput", "itl:5"], "not a goal"),
+        (["--goodput", "e2el:inf"], "not a goal"),
         (["--goodput", "ttft:5"], "need --streaming-mode"),
         (["--metric-percentiles", "99,101"], "not a list of percentiles"),
         (["--header", "a b"], "not a header"),
         (["--header", "a=\n"], "not a header"),
+        (["--header", "a-Bin=1"], "not a header"),
         (["--random-output-len", "5"], "need --random-input-len"),
         (["--random-input-len", "5", "--iterations", "2"], "give --num-prompts"),
         (["--iterations", "2", "--num-prompts", "5"], "either --iterations or --num-prompts"),
@@ -98,6 +103,34 @@ def test_bad_prompts_file_fails_and_names_it(
     assert shown.out.endswith("FAIL: vLLM example\n")
     assert reason in shown.err
     assert str(path) in shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--results-file", "prompts.txt"],
+        ["--input-prompts", "link.txt", "--report", "prompts.txt"],
+        ["--results-file", "new.svg", "--plot", "./new.svg"],
+        ["--report", "results.txt"],
+    ],
+)
+def test_no_file_overwrites_another(
+    prompts: Path, arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two flags that name the same file are refused before it is touched; devices are not."""
+    monkeypatch.chdir(prompts.parent)
+    (prompts.parent / "link.txt").symlink_to(prompts)
+    assert client.main(["--url", "127.0.0.1:1", *arguments]) == 2
+    assert f"and {arguments[-2]} are the same file, {arguments[-1].removeprefix('./')}; name" in capsys.readouterr().err
+    assert client.main(["--url", "127.0.0.1:1", "--results-file", "/dev/null", "--report", "/dev/null"]) == 1
+    assert prompts.read_text() == PROMPTS
+
+
+def test_flags_with_several_values_may_be_repeated() -> None:
+    """The values are added up."""
+    options = parse(["-s", "--header", "A=1", "--header", "b=2", "c=3", "--goodput", "ttft:1", "--goodput", "e2el:2"])
+    assert options.header == {"a": "1", "b": "2", "c": "3"}
+    assert options.goodput == {"ttft": 1.0, "e2el": 2.0}
 
 
 @pytest.mark.parametrize("flag", ["--results-file", "--report", "--plot"])
@@ -259,6 +292,17 @@ def matches(value: Any, schema: dict[str, Any]) -> None:
                 matches(inner, each)
 
 
+def test_warm_ups_leave_the_other_prompts_new(tmp_path: Path) -> None:
+    """They are the first prompt only: a prefix cache would hold what they have sent."""
+    with EchoServer() as server:
+        flags = ["--random-input-len", 4, "--num-warmups", 3, "--num-prompts", 2, "--max-concurrency", 1]
+        done = run("-u", server.url, *flags, cwd=tmp_path)
+        asked = [tensors["text_input"] for tensors in server.requests]
+    assert done.returncode == 0, done.stderr
+    assert asked == [asked[0]] * 4 + [asked[4]]
+    assert asked[4] != asked[0]
+
+
 def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Path) -> None:
     """Twenty blocks each, the order changes; the slower one is found, and the results are the first one's."""
     order: list[str] = []
@@ -282,6 +326,63 @@ def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Pat
     matches(report, SCHEMA)
 
 
+@pytest.mark.parametrize(("lacking", "mode"), [((), []), (("return_num_output_tokens",), ["-s"])])
+def test_what_the_answers_do_not_have_is_null(prompts: Path, tmp_path: Path, lacking: tuple[str, ...], mode: list[str]) -> None:
+    """A whole answer has no first token, and without token counts there is no TPOT; neither in the report nor in the picture."""
+    with EchoServer(lacking=lacking) as server:
+        flags = ["--num-prompts", 40, "--report", "r.json", "--plot", "r.svg", "--versus", server.url]
+        done = run("-u", server.url, *mode, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    matches(report, SCHEMA)
+    groups = (report, report["from_planned_time"], report["with_failures"], report["versus"])
+    found = {name: value for group in groups for name, value in group.items()}
+    absent = ("tpot",) if mode else ("ttft", "tpot", "itl")
+    for name, value in found.items():
+        if name.endswith("_ms") and name != "versus":
+            assert (value is None) == any(f"_{time}_" in name for time in absent), name
+    assert (report["output_throughput"] is None) == bool(lacking)
+    assert (report["total_output_tokens"] is None) == bool(lacking)
+    assert "TPOT p50" not in done.stdout
+    assert ("TTFT p50" in done.stdout) == bool(mode)
+    picture = (tmp_path / "r.svg").read_text()
+    assert ">E2EL<" in picture
+    assert (">TTFT<" in picture) == bool(mode)
+    assert ">TPOT<" not in picture
+
+
+def test_a_goal_for_tpot_needs_a_server_that_counts_tokens(prompts: Path, tmp_path: Path) -> None:
+    """Otherwise every answer would be good. Nothing is sent."""
+    with EchoServer(lacking=("return_num_output_tokens",)) as server:
+        done = run("-u", server.url, "-s", "--goodput", "tpot:20", "--num-warmups", 1, cwd=tmp_path)
+        assert server.streamed == []
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the model 'vllm' does not count tokens, and a goal for tpot (--goodput) needs them")
+
+
+def test_results_are_stored_if_nobody_reads_the_output(prompts: Path, tmp_path: Path) -> None:
+    """As behind `| head -1`, which ends after the first line."""
+    read = threading.Event()
+
+    def delay(_: int) -> float:
+        read.wait(LIMIT)
+        return 0.0
+
+    with EchoServer(delay) as server:
+        argv = [sys.executable, str(CLIENT), "-u", server.url, "--report", "r.json"]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert child.stdout
+        assert child.stderr
+        assert child.stdout.readline().startswith("Loading inputs")
+        child.stdout.close()
+        read.set()
+        errors = child.stderr.read()
+        child.wait(LIMIT)
+    assert (child.returncode, errors) == (1, "")
+    assert (tmp_path / "results.txt").read_text().startswith(" 0: Hello, my name is\n")
+    assert json.loads((tmp_path / "r.json").read_text())["completed"] == 2
+
+
 def test_a_bottleneck_gives_no_verdict() -> None:
     """Figures that the client has spoiled do not say whether the server reached the goals."""
     options = parse(["-s", "--goodput", "ttft:200"])
@@ -296,6 +397,58 @@ def test_a_bottleneck_gives_no_verdict() -> None:
         assert ("no verdict" in "".join(summary(options, figures))) == (verdict is None)
     assert Overhead(cpu=0.99).reasons() == ["it used 99% of a core"]
     assert Overhead(cpu=0.5).reasons() == []
+
+
+@pytest.mark.parametrize("flags", [["--plot", "a.svg"], ["-s", "--cancel-rate", "0.1"], ["--metric-percentiles", "90"]])
+def test_who_asks_for_figures_gets_them(flags: list[str]) -> None:
+    """With the client's own part, and from the planned time."""
+    assert parse(flags).is_load_test
+    assert not parse(["-s", "--metric-percentiles", "99"]).is_load_test
+
+
+def test_a_bottleneck_is_named_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And percentiles from a histogram, too, whatever was asked for."""
+    monkeypatch.setattr(samples, "EXACT_LIMIT", 2)
+    options = parse(["-s"])
+    measures = Measures()
+    for _ in range(3):
+        request = Request(0, "", {}, stream=True)
+        measures.add(Record(request, due=0.0, sent=0.0, times=[0.1], output_tokens=1, outcome=Outcome.ANSWERED))
+    result = Result(3, tokens_counted=True, measures=measures, overhead=Overhead(cpu=0.99), duration=2.0)
+    lines = summary(options, figures_of(options, result))
+    assert "TTFT, E2EL: percentiles from a histogram, with an error of at most 1 %" in lines
+    assert "The client was the bottleneck: it used 99% of a core" in lines
+
+
+def test_a_comparison_says_how_many_pairs_it_used() -> None:
+    """Blocks without answers have no figure, and one pair has no interval."""
+    options = parse(["-s", "--versus", "b:1"])
+    measures = Measures()
+    request = Request(0, "", {}, stream=True)
+    measures.add(Record(request, due=0.0, sent=0.0, times=[0.1, 0.2], output_tokens=2, outcome=Outcome.ANSWERED))
+    figures = measures.figures(1.0)
+    empty = Measures().figures(1.0)
+    for pairs, line in (
+        ([(figures, figures)] * 2, r"TTFT p50: \+0.0% \(95 % interval \+0.0% to \+0.0%\)"),
+        ([(figures, figures)] * 2 + [(figures, empty)], r"TTFT p50: .*to \+0.0%, 2 of 3 pairs\)"),
+        ([(figures, figures), (figures, empty)], "TTFT p50: no difference, too few pairs of blocks have this figure"),
+    ):
+        result = Result(1, tokens_counted=True, measures=measures, overhead=Overhead(), duration=1.0)
+        result.comparison = Comparison("b:1", pairs)
+        lines = summary(options, figures_of(options, result))
+        assert any(re.fullmatch(line, each) for each in lines), lines
+
+
+def test_failures_of_the_second_server_are_named(prompts: Path, tmp_path: Path) -> None:
+    """With its address and the reason."""
+
+    def break_down(_: int) -> float:
+        raise ValueError("on fire")
+
+    with EchoServer() as first, EchoServer(break_down) as second:
+        done = run("-u", first.url, "--versus", second.url, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(rf'^error: request \d \(".*"\) and 1 more: {second.url}: .*on fire$', done.stderr, re.MULTILINE)
 
 
 def test_an_interrupt_reports_what_was_answered(prompts: Path, tmp_path: Path) -> None:
@@ -323,6 +476,45 @@ def test_an_interrupt_reports_what_was_answered(prompts: Path, tmp_path: Path) -
     assert json.loads((tmp_path / "r.json").read_text())["interrupted"] is True
     texts = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
     assert [text.partition(":")[0] for text in texts] == [" 0", " 1", " 2", " 3", " 4", "", "", "", "", ""]
+
+
+def test_an_error_of_the_client_ends_the_run_at_once(tmp_path: Path) -> None:
+    """The disk is full for the first answer: the requests under way are cancelled, and no other is sent."""
+    (tmp_path / "prompts.txt").write_text("\n".join(["x" * (2 << 20), *["y"] * 40]))
+    with EchoServer(delay=lambda number: 600.0 if number else 0.0) as server:
+        argv = [sys.executable, str(CLIENT), "-u", server.url, "--max-concurrency", "4"]
+        limited = ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *argv]
+        done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        assert len(server.streamed) <= 4
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write .: File too large; name another file with --results-file\n"
+
+
+def test_an_interrupt_of_the_warm_up_ends_the_client(prompts: Path, tmp_path: Path) -> None:
+    """As Ctrl-C at any other time; there is nothing to report."""
+    with EchoServer(delay=lambda _: 600.0) as server:
+        argv = [sys.executable, str(CLIENT), "-u", server.url, "--num-warmups", "2"]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: len(server.streamed) == 2, "the warm-up")
+        child.send_signal(signal.SIGINT)
+        output, errors = child.communicate(timeout=LIMIT)
+    assert (child.returncode, errors.strip()) == (130, "interrupted")
+    assert output == "Loading inputs from `prompts.txt`...\n"
+
+
+def test_an_interrupt_in_turns_counts_the_time_of_the_block(prompts: Path, tmp_path: Path) -> None:
+    """Ctrl-C in the first block: its answers took the time that the block has taken so far."""
+    with EchoServer(delay=lambda number: 600.0 * (number == 1)) as server:
+        flags = ["--versus", server.url, "--iterations", "40", "--max-concurrency", "2", "--report", "r.json"]
+        argv = [sys.executable, str(CLIENT), "-u", server.url, *flags]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: len(server.streamed) == 4, "the block but for its second request")
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=LIMIT)
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["sent"] == 4
+    assert report["completed"] == pytest.approx(report["request_throughput"] * report["duration"])
+    assert report["duration"] > 0
 
 
 def test_a_server_that_restarts_loses_what_was_under_way(prompts: Path, tmp_path: Path) -> None:

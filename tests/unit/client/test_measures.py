@@ -68,6 +68,19 @@ def test_the_definitions() -> None:
     assert found["from_planned_time"]["median_e2el_ms"] == pytest.approx(600)  # 900 and 300
 
 
+def test_seconds_count_from_the_start() -> None:
+    """In an open loop a later request may end first, and the first one may fail."""
+    late = record(13.5, [13.75], 1)
+    early = record(12.1, [13.55, 13.7, 14.2], 3)
+    found = Measures(start=10.6)
+    for each in (late, early, record(11.0, [14.7], 1), failed(10.6)):
+        found.add(each)
+    assert found.pieces_in == {2: 1, 3: 3, 4: 1}
+    figures = found.figures(5.0)
+    assert figures["max_output_tokens_per_s"] == 3.0
+    assert figures["max_concurrent_requests"] == 3
+
+
 def test_a_failure_has_no_times_but_counts() -> None:
     """Throughput is of answers; where failures count as infinite, half of the requests never ended."""
     found = measured(record(1.0, [1.5], 1), failed(1.0), failed(1.2, "refused")).figures(1.0)

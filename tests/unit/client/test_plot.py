@@ -39,6 +39,12 @@ def test_lines_are_where_their_figures_are() -> None:
     assert [x for x, _ in speed] == pytest.approx([70 + 550 * second / 5 for second in (0, 1, 1, 2, 2, 3, 3, 4)], abs=0.1)
 
 
+def test_times_that_the_answers_do_not_have_are_not_drawn() -> None:
+    """TPOT without token counts, for example."""
+    e2el, _ = lines_of(draw(run_of(8), "run", without=("ttft", "tpot")))
+    assert e2el[0][0] == pytest.approx(70 + 440, abs=0.1)
+
+
 def test_a_run_without_answers_has_a_picture() -> None:
     """With axes, and a title that is text."""
     (speed,) = lines_of(draw(Measures(), "a < b"))

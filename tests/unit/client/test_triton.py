@@ -15,6 +15,7 @@ from loadtest.loops import closed_loop
 from loadtest.record import Outcome, Record, Request
 from loadtest.triton import Endpoint, TritonClient
 from support.grpc_echo import EchoServer
+from support.patience import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,6 +144,35 @@ def test_a_model_may_become_ready_later() -> None:
     with EchoServer(unready=2) as server:
         assert ask(server, [request(0, "x")], wait_ready=60.0)[0].outcome is Outcome.ANSWERED
         assert server.unready < 0
+
+
+@pytest.mark.parametrize("places", [1, 8])
+def test_a_server_that_stays_away_ends_the_run(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waits once, however many requests were lost, and sends no other."""
+    waits: list[float] = []
+    wait = TritonClient._wait_ready
+
+    async def count(self: TritonClient, seconds: float) -> None:
+        waits.append(seconds)
+        await wait(self, seconds)
+
+    monkeypatch.setattr(TritonClient, "_wait_ready", count)
+
+    async def run() -> None:
+        async with TritonClient(Endpoint(server.url, "vllm", wait_ready=1.0, reconnect=0.5)) as client:
+            await client.require_model(["text_input"])
+            load = ((request(number, "x"),) for number in range(100))
+            task = asyncio.create_task(closed_loop([client] * places, load, lambda _: None))
+            await asyncio.to_thread(wait_for, lambda: len(server.streamed) == places, "requests that wait")
+            await asyncio.to_thread(server.__exit__)
+            await task
+
+    with (
+        EchoServer(delay=lambda _: 600.0) as server,
+        pytest.raises(ClientError, match=r"lost.* 0\.5 s \(--reconnect\) no Triton"),
+    ):
+        asyncio.run(run())
+    assert waits == [1.0, 0.5]
 
 
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
