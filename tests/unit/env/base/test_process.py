@@ -70,16 +70,19 @@ def test_undecodable_output_is_kept() -> None:
     assert "\ufffd" in run(["printf", r"\377"], what="x")
 
 
+# As the command does; with Python's own handler, a Ctrl-C would also hit the start and the clean-up.
 _RUNS = """
 import sys
-from vllm_env.base.process import capture, run
+from vllm_env.base.interrupts import take_interrupts
+from vllm_env.base.process import run
+take_interrupts()
 run(["sh", "-c", "sleep 600 & echo $! > $0.child; echo $$ > $0.shell; wait", sys.argv[1]], what="x")
 """
 
 
-def _start(tmp_path: Path) -> tuple[subprocess.Popen[bytes], int, int]:
+def _start(tmp_path: Path, before: str = "") -> tuple[subprocess.Popen[bytes], int, int]:
     packager = subprocess.Popen(
-        [sys.executable, "-c", _RUNS, str(tmp_path / "pid")],
+        [sys.executable, "-c", before + _RUNS, str(tmp_path / "pid")],
         env={**os.environ, "PYTHONPATH": str(_ENV)},
         stderr=subprocess.DEVNULL,
     )
@@ -88,9 +91,25 @@ def _start(tmp_path: Path) -> tuple[subprocess.Popen[bytes], int, int]:
     return packager, int(shell.read_text()), int((tmp_path / "pid.child").read_text())
 
 
-def test_ctrl_c_ends_the_program_and_all_that_it_started(tmp_path: Path) -> None:
+# The program has begun, and ``start`` returns only after the Ctrl-C.
+_SLOW_START = """
+import time
+from vllm_env.base import interrupts, process
+start = process.start
+def slow(*args, **options):
+    child = start(*args, **options)
+    until = time.monotonic() + 300
+    while not interrupts._State.is_waiting and time.monotonic() < until:
+        time.sleep(0.01)
+    return child
+process.start = slow
+"""
+
+
+@pytest.mark.parametrize("before", ["", _SLOW_START], ids=["running", "starting"])
+def test_ctrl_c_ends_the_program_and_all_that_it_started(tmp_path: Path, before: str) -> None:
     """SIGINT to the packager alone: the program's whole session goes, grandchildren included."""
-    packager, shell, child = _start(tmp_path)
+    packager, shell, child = _start(tmp_path, before)
     packager.send_signal(signal.SIGINT)
     assert packager.wait(LIMIT) != 0
     wait_for(lambda: not _alive(shell) and not _alive(child), "the end of the shell and its child")
