@@ -3,8 +3,8 @@
 
     python3 client/client.py --iterations 10
 
-Exit codes: 0 if at most ``--max-failures`` requests failed, 1 if more failed or none could be sent,
-2 for wrong flags and wrong contents of an input file, 130 after an interrupt.
+Exit codes: 0 if at most ``--max-failures`` requests failed. 1 if more failed or none could be sent.
+2 for wrong flags, and for wrong contents of an input file. 130 after an interrupt.
 """
 
 from __future__ import annotations

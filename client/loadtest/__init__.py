@@ -1,8 +1,8 @@
 """A load tester for Triton and for what vLLM serves: it sends requests and measures the answers.
 
-What comes in is a list of requests and a shape of load; what goes out are records of answers, and
-figures with the definitions and names of ``vllm bench serve``. The modules, each of which imports
-only from those before it:
+It takes requests and a shape of load. It returns a record of each answer, and figures with the
+definitions and names of ``vllm bench serve``. These are its modules. Each imports only from those
+before it:
 
 - ``errors``, ``record``: a request, and the record of what happened to it
 - ``arrivals``, ``loops``: when a request is due, and the loops that send
@@ -14,7 +14,6 @@ only from those before it:
 - ``answers``, ``plot``, ``report``, ``progress``: what a run writes and shows
 - ``overhead``: how much the client itself took part
 - ``run``: a whole run
-- ``known_delays``: a model for Triton that waits for known times; tests measure it
 
 ``client/client.py`` and ``benchmarks/`` use it. The first three lines need only NumPy. The package
 opens sockets in ``triton`` and writes files in ``answers`` and ``report``; it starts no processes.

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Student's t for a two-sided interval of 95 %, by degrees of freedom from 1; tables of statistics
-# have them. For more than 30 degrees, the normal distribution's value is less than 4 % off.
+# Student's t for a two-sided interval of 95 %, by degrees of freedom from 1 to 19; tables of
+# statistics have them. ``versus.BLOCKS`` pairs have 19 degrees.
 _STUDENT_95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
 )
-_NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     both. The ratios are taken as log-normal, and each pair as independent of the others.
 
     Args:
-        pairs: the figure in the first server's block and in the second one's.
+        pairs: the figure in the first server's block and in the second one's; at most 20.
 
     Returns:
         None if there are fewer than two pairs with positive figures.
@@ -52,8 +50,7 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     ratios = [math.log(second / first) for first, second in pairs if first > 0 and second > 0]
     if len(ratios) < 2:
         return None
-    degrees = len(ratios) - 1
-    factor = _STUDENT_95[degrees - 1] if degrees <= len(_STUDENT_95) else _NORMAL_95
+    factor = _STUDENT_95[len(ratios) - 2]
     middle = fmean(ratios)
     half = factor * stdev(ratios) / math.sqrt(len(ratios))
     return Difference(

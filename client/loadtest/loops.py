@@ -40,8 +40,8 @@ async def closed_loop(
 
     Args:
         clients: each has one request at a time.
-        conversations: requests of which each repeats the earlier ones with their answers. A
-            conversation of one request is a single request.
+        conversations: each is a list of requests, and a request repeats the earlier ones with
+            their answers. A single request is a conversation, too.
         done: gets each record when it is complete.
         until: no request starts later (seconds of ``time.perf_counter``).
     """

@@ -50,8 +50,8 @@ class Measures:
 
     Attributes:
         goals: the most milliseconds for a good answer, by names of ``REQUEST_TIMES``.
-        start: start of the sending (s of ``time.perf_counter``). Requests end in another order than
-            that in which they were sent, so the first one to end cannot tell.
+        start: start of the sending (s of ``time.perf_counter``). The first request to end
+            may not be the first one that was sent.
         sent: requests that were sent.
         outcomes: their number by outcome.
         failures: failed requests by the kind of failure.

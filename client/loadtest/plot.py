@@ -119,7 +119,7 @@ def _label(x: float, y: float, text: str, *, anchor: str = "middle", colour: str
 
 
 def _round_up(value: float) -> float:
-    """Return the next number of which a fifth is short to write: 1, 2, 2.5 or 5 times 10^n."""
+    """Return the next number that is 1, 2, 2.5 or 5 times 10^n: its fifths are short to write."""
     if value <= 0:
         return 1.0
     power: float = 10.0 ** math.floor(math.log10(value))

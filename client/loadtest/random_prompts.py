@@ -26,7 +26,7 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True)
 class RandomPrompts:
-    """Prompts of random words, of which no two are the same but for the prefix.
+    """Prompts of random words: all begin with the same prefix, and no two are the same.
 
     They are made when they are needed: many long ones would fill the memory.
 

@@ -249,6 +249,6 @@ async def _measure(
 
 
 def _folder(results: Path) -> Path | None:
-    """Return the folder for temporary texts: that of the results, which has room for them."""
+    """Return the folder for temporary texts: the results go there, so it should have room."""
     is_device = results.exists() and not results.is_file()
     return None if is_device else results.parent

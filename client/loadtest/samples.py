@@ -56,7 +56,7 @@ class Samples:
         return self._total / self.count if self.count else 0.0
 
     def deviation(self) -> float:
-        """Return the standard deviation of these values; 0 if there are none."""
+        """Return the standard deviation of these values, or 0 without values."""
         if not self.count:
             return 0.0
         if self.exact:

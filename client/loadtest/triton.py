@@ -47,8 +47,7 @@ class Endpoint:
     Attributes:
         url: host and port of the server's gRPC, ``localhost:8001``.
         model: name of the model.
-        exclude_input: whether the model is told to leave the prompt out of its answer. If not, it
-            does so in a stream only.
+        exclude_input: whether a whole answer leaves the prompt out. A stream always does.
         stream_timeout: seconds for each request; None waits forever.
         first_id: the request with index 0 has this id.
         wait_ready: seconds to wait for the model before the first request.

@@ -84,14 +84,7 @@ class _Build:
             # The model needs this file, and the user may have removed it.
             write_engine_args(TEMPLATE, target)
             smoke = self._prove_again(target, published) if self.request.smoke else None
-            result = BuildResult(
-                model=target,
-                manifest=published,
-                rebuilt=False,
-                triton=self.plan.triton,
-                smoke=smoke,
-                unserved=self.plan.unserved,
-            )
+            result = self._result(target, published, smoke, rebuilt=False)
         else:
             result = self._rebuild()
         # Last: vLLM's caches go into the folder of the published model.
@@ -140,10 +133,15 @@ class _Build:
         if server_runs():
             keep.update(workspace.cache.path("warm").glob("*"))
         workspace.cache.evict(keep)
+        return self._result(model, manifest, smoke, rebuilt=True)
+
+    def _result(
+        self, model: Path, manifest: Manifest, smoke: SmokeResult | None, *, rebuilt: bool
+    ) -> BuildResult:
         return BuildResult(
             model=model,
             manifest=manifest,
-            rebuilt=True,
+            rebuilt=rebuilt,
             triton=self.plan.triton,
             smoke=smoke,
             unserved=self.plan.unserved,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import loadtest
 from loadtest.measures import Measures
 from loadtest.record import Outcome, Record, Request
 from support.reference import run_reference
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
-MODEL = Path(loadtest.__file__).with_name("known_delays.py")
+MODEL = Path(__file__).parents[1] / "support" / "known_delays.py"
 FIRST_MS, GAP_MS, TOKENS = 60, 15, 8
 
 

@@ -12,6 +12,7 @@ from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.patience import wait_for
 from support.reference import ONE_THREAD
+from support.settings import with_line
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -71,11 +72,7 @@ def faulty(serving: Serve) -> Iterator[TritonServer]:
 
     def prepare(model: Path) -> None:
         (model / "1" / "faults.py").write_text(_FAULTS, encoding="utf-8")
-        entry = model / "1" / "model.py"
-        text = entry.read_text(encoding="utf-8")
-        first = "from triton_vllm.request import contract\n"
-        assert text.count(first) == 1
-        entry.write_text(text.replace(first, f"import faults\n{first}"), encoding="utf-8")
+        with_line(model, "import faults", after="from triton_vllm.request import contract")
 
     with serving(environment=ONE_THREAD, prepare=prepare) as running:
         yield running

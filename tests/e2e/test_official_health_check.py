@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 from support.model_requests import ask
 from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
-from support.settings import with_parameter
+from support.settings import with_line, with_parameter
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ def prepare(model: Path, *, mocked: bool, parameters: dict[str, str]) -> None:
     if not mocked:
         return
     (model / "1" / "mock_check_health.py").write_text(MOCK, encoding="utf-8")
-    entry = model / "1" / "model.py"
-    text = entry.read_text(encoding="utf-8")
-    first = "        from triton_vllm.service import Service\n\n        self._service = Service(args)\n"
-    assert text.count(first) == 1
-    entry.write_text(text.replace(first, f"{first}        import mock_check_health\n"), encoding="utf-8")
+    with_line(model, "        import mock_check_health", after="        self._service = Service(args)")
 
 
 def is_ready(server: TritonServer) -> bool:

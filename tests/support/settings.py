@@ -21,3 +21,11 @@ def with_parameter(model: Path, name: str, value: str) -> None:
 def with_metrics(model: Path) -> None:
     """Turn REPORT_CUSTOM_METRICS on."""
     with_parameter(model, "REPORT_CUSTOM_METRICS", "yes")
+
+
+def with_line(model: Path, line: str, *, after: str) -> None:
+    """Put a line into a model's model.py, after the one line that is ``after``."""
+    entry = model / "1" / "model.py"
+    text = entry.read_text(encoding="utf-8")
+    assert text.count(f"{after}\n") == 1
+    entry.write_text(text.replace(f"{after}\n", f"{after}\n{line}\n"), encoding="utf-8")

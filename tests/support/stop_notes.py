@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from support.settings import with_line
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -60,11 +62,7 @@ class Notes:
     def prepare(self, model: Path) -> None:
         """Change a copied model before it is served."""
         (model / "1" / "stop_notes.py").write_text(_CODE.replace("__FILE__", repr(str(self.file))), encoding="utf-8")
-        entry = model / "1" / "model.py"
-        text = entry.read_text(encoding="utf-8")
-        first = "from triton_vllm.request import contract\n"
-        assert text.count(first) == 1
-        entry.write_text(text.replace(first, f"import stop_notes\n{first}"), encoding="utf-8")
+        with_line(model, "import stop_notes", after="from triton_vllm.request import contract")
 
     def read(self) -> dict[str, dict[str, float]]:
         """Return for "taken", "begun", "ended" and "aborted" the seconds by the requests' names."""

@@ -26,7 +26,7 @@ VARIABLE = "VLLM_ENV_UNPACKED"
 MARK = ".whole"
 """The file in an unpacked environment that says when it is complete."""
 
-_TMP = "/tmp"  # noqa: S108 - the name and the owner of what is in it are checked
+_TMP = "/tmp"  # noqa: S108 - names and owners are checked
 # Unused environments that stay. A deployment may go back to the last one.
 _KEPT = 1
 # The keys are those of ``key_of``. A folder that the operator names may have other locks in it.
@@ -65,7 +65,7 @@ def places() -> list[str]:
 
 
 def _temporary() -> str:
-    # Python looks for a folder that can be written, and raises an error if there is none.
+    # Python looks for a folder that can be written, and raises an error if it finds none.
     with suppress(FileNotFoundError):
         return tempfile.gettempdir()
     return _TMP

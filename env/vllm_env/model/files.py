@@ -56,7 +56,7 @@ def encode_config(text: str) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Return a text of :func:`read_config_text` with a replacement for what is not UTF-8."""
+    """Return a text of :func:`read_config_text`, with a sign for each byte that is no UTF-8."""
     return encode_config(text).decode("utf-8", "replace")
 
 

@@ -47,7 +47,6 @@ def test_records_as_json_lines(prompts: Path, tmp_path: Path) -> None:
     [
         (["--num-prompts", 7, "--max-concurrency", 2, "--num-warmups", 3], 7),
         (["--num-prompts", 9, "--request-rate", 1000, "--burstiness", 0.5], 9),
-        (["--duration", 0.05, "--request-rate", 200], 10),
         (["--random-input-len", 4, "--random-prefix-len", 2, "--random-output-len", 6, "--num-prompts", 8], 8),
     ],
 )
@@ -68,6 +67,19 @@ def test_load_shapes(prompts: Path, tmp_path: Path, shape: list[object], sent: i
     if "--random-input-len" in shape:
         assert (parameters["max_tokens"], parameters["ignore_eos"]) == (6, True)
         assert report["total_input_tokens"] > 8 * 6  # letters, for this server
+    matches(report, SCHEMA)
+
+
+def test_a_duration_ends_the_load(prompts: Path, tmp_path: Path) -> None:
+    """As many requests as are due meanwhile, or fewer on a busy machine: none starts later."""
+    with EchoServer() as server:
+        flags = ["--duration", 1, "--request-rate", 10, "--report", "report.json", "--input-prompts", prompts]
+        done = run("-u", server.url, "-s", *flags, cwd=tmp_path)
+        asked = len(server.requests)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["sent"] == report["completed"] == asked
+    assert 1 <= asked <= 10
     matches(report, SCHEMA)
 
 
@@ -147,7 +159,7 @@ def test_what_the_answers_do_not_have_is_null(prompts: Path, tmp_path: Path, lac
     assert (report["output_throughput"] is None) == bool(lacking)
     assert (report["total_output_tokens"] is None) == bool(lacking)
     assert "TPOT p50" not in done.stdout
-    assert ("TTFT p50" in done.stdout) == bool(mode)
+    assert ("TTFT p50" in done.stdout) == (bool(mode) and "No verdict" not in done.stdout)  # of a client on a busy machine
     picture = (tmp_path / "r.svg").read_text()
     assert ">E2EL<" in picture
     assert (">TTFT<" in picture) == bool(mode)

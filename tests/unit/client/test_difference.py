@@ -8,6 +8,7 @@ import random
 import pytest
 
 from loadtest.difference import Difference, difference
+from loadtest.versus import BLOCKS
 
 
 def pairs(source: random.Random, *, factor: float = 1.0, count: int = 10) -> list[tuple[float, float]]:
@@ -49,5 +50,5 @@ def test_too_few_blocks_have_none() -> None:
     """A figure that is zero, as TPOT is of whole answers, has no ratio."""
     assert difference([(1.0, 1.1)]) is None
     assert difference([(0.0, 0.0)] * 10) is None
-    assert difference([(1.0, 1.0)] * 40) == Difference(0.0, 0.0, 0.0, 40)
+    assert difference([(1.0, 1.0)] * BLOCKS) == Difference(0.0, 0.0, 0.0, BLOCKS)
     assert difference([(1.0, 1.0), (0.0, 1.0), (1.0, 1.0)]) == Difference(0.0, 0.0, 0.0, 2)

@@ -55,7 +55,7 @@ class Gate:
 
         Args:
             count: the inputs of a pooling request or the completions of another one; each counts.
-            unit: what is counted.
+            unit: the word for them in the error.
 
         Raises:
             UnavailableError: there is no room now.

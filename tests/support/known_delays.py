@@ -68,24 +68,20 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             self._pool.submit(self._answer, sender, parameters, came, stream=stream)
 
-    def _answer(
-        self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool
-    ) -> None:
+    def _answer(self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool) -> None:
         if parameters.get("alone"):
             with self._alone:
                 self._wait_and_send(sender, parameters, came, stream=stream)
         else:
             self._wait_and_send(sender, parameters, came, stream=stream)
 
-    def _wait_and_send(
-        self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool
-    ) -> None:
+    def _wait_and_send(self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool) -> None:
         tokens = parameters.get("max_tokens", 1)
         texts = [f"{came:.7f}"]
         due = time.perf_counter()
         for number in range(tokens):
             due += parameters.get("gap_ms" if number else "first_ms", 0) / 1e3
-            time.sleep(max(0.0, due - time.perf_counter()))
+            threading.Event().wait(max(0.0, due - time.perf_counter()))
             texts.append(f" {time.perf_counter():.7f}")
             if stream:
                 sender.send(_response("".join(texts), 1))
