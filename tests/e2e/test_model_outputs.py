@@ -70,7 +70,7 @@ def prompt_length(server: TritonServer) -> int:
 def test_a_client_may_have_tokens_gathered(server: TritonServer) -> None:
     """All responses but the last carry as many tokens as asked for, after a first token; the answer is the same.
 
-    On a busy machine, one response may carry what was to come in several.
+    On a busy machine, one response may carry the tokens of several.
     """
     parameters = {**GREEDY, "ignore_eos": True, "max_tokens": 15}
     expected = ask(server, PROMPT, parameters, stream=True, return_token_ids=True).token_ids()

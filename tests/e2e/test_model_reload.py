@@ -209,7 +209,7 @@ def test_metrics_of_a_killed_instance_are_those_of_the_next(explicit: Explicit) 
 
 
 def test_the_folder_of_a_killed_instance_goes_with_the_next_load(explicit: Explicit) -> None:
-    """An unload removes that of its own instance."""
+    """An unload removes the folder of its own instance only."""
     server = explicit.server
     explicit.control("load")
     (left,) = run_folders(server)
