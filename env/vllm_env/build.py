@@ -13,6 +13,7 @@ from vllm_env.lock.pylock import Lock
 from vllm_env.model.manifest import Manifest, adopted_from, describe_build, render_sbom
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
+from vllm_env.publish.exchange import remove_abandoned_staging
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.serve.leftovers import server_runs
@@ -81,6 +82,9 @@ class _Build:
         # The key does not tell that an adopted model has outdated code or configuration.
         if published and not (self.request.adoption and self.request.adoption.outdated):
             report.note(f"{target} is up to date; nothing to build")
+            # A build that was killed after the exchange has published this model, and has left the
+            # old files.
+            remove_abandoned_staging(target.resolve().parent)
             # The model needs this file, and the user may have removed it.
             write_engine_args(TEMPLATE, target)
             smoke = self._prove_again(target, published) if self.request.smoke else None

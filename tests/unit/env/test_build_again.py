@@ -11,6 +11,7 @@ import pytest
 from support.build_stages import Stages, build_all
 from vllm_env.layout import LAYOUTS
 from vllm_env.plan import BuildRequest
+from vllm_env.publish.exchange import STAGING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,16 @@ def test_what_stands_there_already_is_not_built_again(
     third = build_all(workspace, replace(request_, smoke=False))
     assert stages.called == ["plan"]
     assert (third.smoke, third.warmed) == (None, None)
+
+
+def test_what_a_killed_build_has_left_is_removed(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
+    """A build that is killed after it has exchanged the folders leaves the old one."""
+    build_all(workspace, request_)
+    left = request_.repository.parent / f"{STAGING}12345678"
+    left.mkdir()
+    (left / "old").touch()
+    assert not build_all(workspace, request_).rebuilt
+    assert not left.exists()
 
 
 _SERVED = ["plan", "prefix", "stand-in", "smoke run"]
