@@ -86,10 +86,20 @@ class _Inflated:
         return inflated
 
 
+# shutil.copytree() collects the failures as texts. This one ends at the first, with its number.
 def copy_base(source: str, target: str, *left_out: str) -> None:
     """Copy the extracted small archive, except files with the names ``left_out``."""
-    ignore = shutil.ignore_patterns(*left_out)
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=ignore)
+    os.makedirs(target, exist_ok=True)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            path = os.path.join(target, entry.name)
+            if entry.name in left_out:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                copy_base(entry.path, path, *left_out)
+            else:
+                shutil.copy2(entry.path, path, follow_symlinks=False)
+    shutil.copystat(source, target)
 
 
 def main(job: str, *arguments: str) -> None:
@@ -100,7 +110,7 @@ def main(job: str, *arguments: str) -> None:
         else:
             copy_base(*arguments)
     except OSError as error:
-        # shutil.Error, which collects the failures of a copy, has no number: it counts as EIO.
+        # An error without a number counts as EIO.
         sys.exit(f"{error.errno or 5} {error.strerror or error}")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from support.namespaces import with_mounts
 from support.small_parts import KEY, SITE, USE, Small, make_small
+from vllm_env.inside import parts_worker
 from vllm_env.inside.parts_places import VARIABLE
 
 _UNPACKING, _FOUND = "processes into", "is unpacked in"
@@ -89,6 +90,21 @@ def test_a_disk_that_fills_up_while_it_is_unpacked_is_passed_over(small: Small, 
     assert out[0] == str(tmp_path / "home/.cache/vllm_env/unpacked" / KEY)
     assert f"cannot unpack in {place}: No space left on device" in log
     assert left.read_text() == repr([f"{KEY}.lock"])
+
+
+def test_a_worker_that_fills_the_disk_says_so(tmp_path: Path) -> None:
+    """With the number of the error, also where the copy of the small archive is what fills it."""
+    source = tmp_path / "source"
+    (source / "lib").mkdir(parents=True)
+    for name in ("one", "two"):
+        (source / "lib" / name).write_bytes(bytes(2 << 20))
+    target = tmp_path / "target"
+    target.mkdir()
+    argv = [sys.executable, "-I", parts_worker.__file__, "base", source, target / "tree"]
+    mounted = _in_mounts('mount -t tmpfs -o size=3m tmpfs "$1"', target)
+    done = subprocess.run([*mounted, *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "28 No space left on device\n"
 
 
 def test_a_full_disk_is_passed_over_before_anything_is_unpacked(small: Small, tmp_path: Path) -> None:
