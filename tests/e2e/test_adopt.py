@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import stat
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.mapped import libraries_of, programs_of
 from support.metrics_page import read_metrics
 from support.model_requests import ask_all, prompt
 from support.models import LORA_ENGINE
+from support.official_folder import snapshot
 from support.reference import ONE_THREAD
-from support.repositories import CHECKOUT
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL_SECONDS
 from support.small_fixtures import workspace_in
 from support.starts import TRITON, note_start
@@ -79,25 +74,6 @@ def answers(server: TritonServer, model: str) -> list[tuple[str, object]]:
     return found
 
 
-def snapshot(folder: Path) -> dict[str, tuple[bytes, int, int, int]]:
-    """The folder and all in it, with content, mode, time of change and number of names."""
-    found = {}
-    for path in (folder, *folder.rglob("*")):
-        status = path.lstat()
-        content = path.read_bytes() if path.is_file() else b""
-        names = status.st_nlink if path.is_file() else 0
-        found[str(path.relative_to(folder))] = (content, stat.S_IMODE(status.st_mode), status.st_mtime_ns, names)
-    return found
-
-
-def official_model(folder: Path, engine: dict[str, Any]) -> Path:
-    """Write a model folder of the official backend."""
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
-    (folder / "1" / "model.json").write_text(json.dumps(engine), encoding="utf-8")
-    return folder
-
-
 def adopt(parts: Parts, source: Path, target: Path, folder: Path) -> None:
     """Do what the command does, but for the environment, which is served from where it is unpacked."""
     (folder / "environment").mkdir(parents=True)
@@ -126,7 +102,9 @@ def test_an_adopted_model_answers_as_ours_does(
     expected = answers(llama_server, "vllm")
     assert len({text for text, _ in expected}) > len(FACTS)
 
-    official_model(source, engine)
+    (source / "1").mkdir()
+    (source / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
+    (source / "1" / "model.json").write_text(json.dumps(engine), encoding="utf-8")
     (source / "1" / "multi_lora.json").write_text(json.dumps(names), encoding="utf-8")
     before = snapshot(source)
     model = tmp_path / "place" / "models" / "opt"
@@ -151,39 +129,4 @@ def test_an_adopted_model_answers_as_ours_does(
     assert [(group["kind"], group["count"]) for group in seen["instance_group"]] == [("KIND_MODEL", 1)]
     assert {label["model"] for label in labels} == {"opt"}
     assert (status, json.loads(said)["versions"]) == (200, ["1"])
-    assert snapshot(source) == before
-
-
-@pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built")
-def test_the_command_serves_that_very_model_first(parts: Parts, disk_folder: Path, no_leftovers: None) -> None:
-    """Weights in the official folder, named from there: they answer in the smoke run, and for the new model.
-
-    The environment is in parts: what the smoke run has unpacked also serves afterwards, the engine's process too.
-    """
-    source = official_model(disk_folder / "theirs" / "opt", {**CPU_ARGUMENTS, "model": "weights"})
-    shutil.copytree(parts.standin, source / "weights")
-    before = snapshot(source)
-    repository = disk_folder / "place" / "models"
-    unpacked = {"VLLM_ENV_UNPACKED": str(disk_folder / "unpacked")}  # by the smoke run; the server finds it
-
-    def run(*options: object) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "vllm_env", "adopt", str(source), *map(str, options)]
-        environment = {**os.environ, **unpacked, "PYTHONPATH": str(CHECKOUT / "env")}
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=900)
-
-    root = parts.binary.parents[1]
-    done = run("--profile", "cpu", "--layout", "parts", "--triton-root", root, "--model-repository", repository)
-    assert done.returncode == 0, done.stderr
-    assert f"the smoke run serves {source / 'weights'} with the model's own engine arguments" in done.stderr
-    assert "'The capital of France is' -> ' Paris, on the river Seine.'" in done.stdout
-    launch = Launch({**CPU_ENVIRONMENT, **unpacked}, (), READY_SECONDS, STALL_SECONDS)
-    note_start(TRITON)
-    with TritonServer(parts.binary, repository, log=disk_folder / "server.log", launch=launch) as server:
-        (answer,) = ask_all(server, [prompt(FACTS[2][0], {"temperature": 0, "max_tokens": 24})], model="opt")
-        libraries, programs = libraries_of(server, "libtorch_cpu.so"), programs_of(server)
-    assert answer.text == "".join(FACTS[2])
-    (tree,) = (path for path in (disk_folder / "unpacked").iterdir() if path.is_dir())
-    assert libraries == {str(tree / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so")}
-    assert str(tree / "bin/python3.11") in programs  # of the engine
-    assert not (repository / "opt" / "weights").exists()
     assert snapshot(source) == before

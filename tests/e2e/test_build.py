@@ -74,6 +74,7 @@ def test_warm_keeps_the_caches(parts: Parts, disk_folder: Path, monkeypatch: pyt
     assert json.loads((model / "vllm_cache" / "warm.json").read_text()) == record
 
 
+@pytest.mark.slow  # the build has made the same checks; test_parts.py has the subcommand
 def test_verify_accepts_what_was_built_at_any_place(built_repository: Path, disk_folder: Path) -> None:
     """The subcommand runs the build's checks on the published set; a plain copy of the folder elsewhere is as good."""
     copy = disk_folder / "elsewhere" / "vllm"

@@ -9,6 +9,8 @@ import re
 import shlex
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +21,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import engineless, small_build
-from support.mapped import libraries_of
+from support.mapped import libraries_of, programs_of
 from support.model_control import GIVEN_UP
 from support.namespaces import with_mounts
-from support.repositories import run_build
+from support.official_folder import make_official, snapshot
+from support.repositories import BUILD_SECONDS, CHECKOUT, run_build
 from support.serving import CPU_ARGUMENTS, READY_SECONDS, STALL_SECONDS, serve, variables_for
+from support.starts import TRITON, note_start
 from support.triton_client import generate
 from vllm_env.serve.server import Launch, TritonServer
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from support.serving import Parts
     from support.small_fixtures import Channel
@@ -43,18 +48,39 @@ STARTING = "[vllm] importing vLLM"  # once, but for a start that gets stuck by a
 PROMPT = {"text_input": "The capital of France is", "parameters": {"temperature": 0, "max_tokens": 16}}
 
 
+@dataclass(frozen=True)
+class Packager:
+    """The command line that builds environments in parts: ``options`` say what they contain."""
+
+    environment: Mapping[str, str]
+    options: tuple[str, ...] = ()
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; it must succeed."""
+        argv = [sys.executable, "-m", "vllm_env", *arguments, *self.options, "--profile", "cpu", "--layout", "parts"]
+        environment = {**self.environment, **variables}
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
+        assert done.returncode == 0, done.stderr
+        return done
+
+
 @pytest.fixture(scope="module")
-def repository(request: pytest.FixtureRequest, channel: Channel, session_folder: Path) -> Path:
-    """A model repository in parts, with the vLLM without an engine; with `--slow` the one that everybody gets."""
-    folder = session_folder / "parts"
+def packager(request: pytest.FixtureRequest, channel: Channel, session_folder: Path) -> Packager:
+    """Packs the vLLM without an engine; with `--slow` the one that everybody gets, whose environment is then in the cache."""
     if request.config.getoption("--slow"):
-        request.getfixturevalue("built_repository")  # whose environment is then in the cache
-        done = run_build("--layout", "parts", "--no-smoke-run", "--model-repository", str(folder / "models"))
-    else:
-        spec = small_build.make_spec(folder / "spec", engineless.make_wheel(folder))
-        done = small_build.build(channel.root, folder / "models", "--spec", spec, "--layout", "parts")
-    assert done.returncode == 0, done.stderr
-    return folder / "models"
+        request.getfixturevalue("built_repository")
+        return Packager({**os.environ, "PYTHONPATH": str(CHECKOUT / "env")})
+    folder = session_folder / "parts"
+    spec = small_build.make_spec(folder / "spec", engineless.make_wheel(folder))
+    return Packager(small_build.environment(channel.root), ("--spec", str(spec)))
+
+
+@pytest.fixture(scope="module")
+def repository(packager: Packager, session_folder: Path) -> Path:
+    """A model repository in parts."""
+    models = session_folder / "parts" / "models"
+    packager.run("--no-smoke-run", "--model-repository", str(models))
+    return models
 
 
 @pytest.fixture
@@ -142,6 +168,34 @@ def test_a_model_that_imports_vllm_itself_finds_it_and_the_next_start_unpacks_no
         assert lines(server, FOUND) >= lines(server, STARTING) >= 1
     assert before
     assert {path: path.lstat().st_ino for path in tree.rglob("*.so*")} == before
+
+
+def test_an_adopted_model_is_served_by_the_smoke_run_and_then_by_the_user(
+    packager: Packager, in_parts: Parts, place: Path, disk_folder: Path, no_leftovers: None
+) -> None:
+    """Weights in the official folder, named from there. What the smoke run has unpacked also serves afterwards."""
+    source = make_official(disk_folder / "theirs" / "opt")
+    shutil.rmtree(source / "weights")
+    shutil.copytree(in_parts.standin, source / "weights")
+    (source / "1" / "model.json").write_text(json.dumps({**CPU_ARGUMENTS, "model": "weights"}))
+    (source / "1" / "multi_lora.json").unlink()
+    before = snapshot(source)
+    repository = disk_folder / "place" / "models"
+    root = str(in_parts.binary.parents[1])
+
+    done = packager.run("adopt", str(source), "--triton-root", root, "--model-repository", str(repository), **unpacking_in(place))
+    assert f"the smoke run serves {source / 'weights'} with the model's own engine arguments" in done.stderr
+    assert "'The capital of France is' -> ' Paris, on the river Seine.'" in done.stdout
+    (tree,) = (path for path in place.iterdir() if path.is_dir())
+
+    launch = Launch({**variables_for(CPU_ARGUMENTS), **unpacking_in(place)}, (), READY_SECONDS, STALL_SECONDS)
+    note_start(TRITON, engine=in_parts.engine)
+    with TritonServer(in_parts.binary, repository, log=disk_folder / "server.log", launch=launch) as server:
+        assert generate(server.http_url, PROMPT, model="opt")[1]["text_output"] == "".join(FACTS[2])
+        assert libraries_of(server, LIBRARY) == {str(next(tree.rglob(LIBRARY)))}
+        assert str(tree / "bin/python3.11") in programs_of(server) or not in_parts.engine
+    assert not (repository / "opt" / "weights").exists()
+    assert snapshot(source) == before
 
 
 def test_it_is_served_from_a_path_that_triton_mistakes(in_parts: Parts, place: Path, tmp_path: Path, no_leftovers: None) -> None:
