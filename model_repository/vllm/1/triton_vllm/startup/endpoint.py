@@ -63,7 +63,6 @@ class HttpEndpoint:
         # The server opens its ports only after it has loaded the models of its start.
         if self._clock() < self._next_search:
             return
-        self._next_search = self._clock() + SEARCH_S
         places = listening(self._server)
         # With --reuse-http-port several servers share a port, and one that ends would refuse
         # connections that this server might have answered.
@@ -72,8 +71,11 @@ class HttpEndpoint:
         for place, answer in answers.items():
             if answer:
                 self._refusals.setdefault(place, 0)
-        # A busy endpoint may not answer in time. Then there is another search.
-        self._is_complete = bool(self._refusals) and None not in answers.values()
+        is_sure = None not in answers.values()
+        self._is_complete = bool(self._refusals) and is_sure
+        # A busy endpoint may not answer in time. It is asked again at the next look, because a
+        # server that ends before it has been found cuts its clients off.
+        self._next_search = self._clock() + (SEARCH_S if is_sure else 0)
 
 
 def is_answered(address: Address) -> bool | None:
