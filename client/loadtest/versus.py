@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
+    from loadtest.endpoint import Backend
     from loadtest.record import Record, Request
-    from loadtest.triton import TritonClient
 
 # Each server gets so many blocks. The interval needs several; a block needs several requests.
 BLOCKS = 20
@@ -30,12 +30,14 @@ class Comparison:
 
     Attributes:
         url: the second server's.
+        model: the second server's.
         pairs: figures of neighbouring blocks, the first server's and the second one's.
         second: the second server's measures, over all blocks.
         first_seconds: seconds of the first server's blocks, also of one that was interrupted.
     """
 
     url: str
+    model: str = ""
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     second: Measures = field(default_factory=Measures)
     first_seconds: float = 0.0
@@ -44,6 +46,7 @@ class Comparison:
         """Return what the report has."""
         found: dict[str, Any] = {
             "url": self.url,
+            "model_id": self.model,
             "blocks": len(self.pairs),
             "completed": self.second.answered,
             "failed": self.second.failed,
@@ -63,7 +66,7 @@ class Comparison:
 
 
 async def send_in_turns(
-    clients: Sequence[TritonClient],
+    clients: Sequence[Backend],
     requests: Iterator[Request],
     options: argparse.Namespace,
     done: tuple[Callable[[Record], None], Callable[[Record], None]],
