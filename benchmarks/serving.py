@@ -6,8 +6,8 @@ in turns, in rounds. Other work on the machine then slows all of them down:
     python3 benchmarks/serving.py --environment ENV --triton-root ROOT
 
 `ENV` is an unpacked environment, whose `bin/python` has vLLM. The Python that runs this needs
-tritonclient[grpc]. A table and the figures of each round go to new files next to `--out`, and a row
-to `runs.md` in that folder.
+tritonclient[grpc], and aiohttp for vLLM's server. A table and the figures of each round go to new
+files next to `--out`, and a row to `runs.md` in that folder.
 `--in-flight 128 --modes stream --shares 0.5 0.8 0.95` adds open-loop arrivals.
 """
 
@@ -32,6 +32,8 @@ from harness.servers import CPU_VARIABLES, Setting
 from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import TARGETS, Target
 from harness.workload import Load, most_tokens
+from loadtest.backends import client_for
+from loadtest.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
@@ -233,8 +235,15 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
         arguments: the command line.
 
     Raises:
-        SystemExit: the longest request does not fit into the model's maximum length.
+        SystemExit: the longest request does not fit into the model's maximum length, or aiohttp is
+            missing.
     """
+    # Found here, too: vLLM's server is asked with aiohttp.
+    if "openai" in options.targets:
+        try:
+            client_for("openai")
+        except InputError as error:
+            raise SystemExit(f"error: {error}") from error
     work = (options.work or Path(tempfile.mkdtemp(prefix="serving_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
     defaults: dict[str, Any] = _CPU

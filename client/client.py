@@ -4,7 +4,8 @@
     python3 client/client.py --iterations 10
 
 Exit codes: 0 if at most ``--max-failures`` requests failed. 1 if more failed or none could be sent.
-2 for wrong flags, and for wrong contents of an input file. 130 after an interrupt.
+2 for wrong flags, for wrong contents of an input file, and if a module or a program that a flag
+needs is missing. 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from loadtest.random_prompts import RandomPrompts
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from loadtest.prompts import PromptSource
     from loadtest.run import Result
@@ -50,34 +51,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:
-        # Whoever read the output has gone, as `head -1` does. Python would complain at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
     if code == 130:
         print("interrupted", file=sys.stderr)
-    else:
-        print("FAIL: vLLM example" if code else "PASS: vLLM example", flush=True)
+    elif not options.calibrate:
+        _say("FAIL: vLLM example" if code else "PASS: vLLM example")
     return code
 
 
+def _say(*lines: str) -> None:
+    """Print lines. If nobody reads them any more, as behind ``| head -1``, the run goes on."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except BrokenPipeError:
+        # Python would complain about what it still has to write at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _run(options: argparse.Namespace) -> int:
+    if options.calibrate:
+        _say(*_calibrate(options))
+        return 0
     # 1) The prompts
     _check_files(options)
     prompts, count = _load(options)
     # 2) The requests
     result = _send(options, prompts, count)
-    # 3) The results, also after a failed request: the other answers are complete. They are stored
-    #    before anything is printed, which fails if nobody reads it.
+    # 3) The results, also after a failed request: the other answers are complete
     if result.texts and options.results_format == "txt":
         result.texts.write(options.results_file)
     figures = _store_figures(options, result)
-    print(f"Storing results into `{options.results_file}`...", flush=True)
+    _say(f"Storing results into `{options.results_file}`...")
     _show(options, prompts, result, figures)
     if result.texts:
         result.texts.close()
     if result.interrupted:
         return 130
+    if result.gone:
+        raise ClientError(result.gone)
     failed = result.measures.failed
     if result.comparison:
         failed += result.comparison.second.failed
@@ -117,7 +127,7 @@ def _check_files(options: argparse.Namespace) -> None:
 def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
     """Return the prompts, and the number of requests if it is known."""
     if options.random_input_len:
-        print(f"Loading inputs from random words (seed {options.seed})...", flush=True)
+        _say(f"Loading inputs from random words (seed {options.seed})...")
         made_up = RandomPrompts(
             words=options.random_input_len,
             prefix_words=options.random_prefix_len,
@@ -125,21 +135,19 @@ def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
         )
         return made_up, request_count(options, None)
     path = find_prompts(options.input_prompts)
-    print(f"Loading inputs from `{path}`...", flush=True)
+    _say(f"Loading inputs from `{path}`...")
     prompts = load_prompts(path)
     return RepeatedPrompts(prompts), request_count(options, len(prompts))
 
 
 def _send(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
-    # Late, so that --help and wrong options work without tritonclient, and its absence is reported.
-    try:
+    with _modules():
         from loadtest.answers import check_writable
+        from loadtest.backends import client_for
         from loadtest.run import run
-    except ImportError as error:
-        raise ClientError(
-            f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]', "
-            "or run ./gen_vllm_env.sh doctor. It makes an environment that the client finds."
-        ) from error
+
+        for backend in (options.backend, options.versus_backend):
+            client_for(backend)
     # Checked before anything is sent: answers that cannot be stored are not worth the wait.
     check_writable(options.results_file, "--results-file")
     if options.report:
@@ -147,6 +155,27 @@ def _send(options: argparse.Namespace, prompts: PromptSource, count: int | None)
     if options.plot:
         check_writable(options.plot, "--plot")
     return run(options, prompts, count)
+
+
+def _calibrate(options: argparse.Namespace) -> list[str]:
+    with _modules():
+        from loadtest.backends import client_for
+        from loadtest.calibrate import calibrate
+
+        client_for("triton")
+    return calibrate(options)
+
+
+@contextlib.contextmanager
+def _modules() -> Iterator[None]:
+    """Report a module that is missing. The imports are late, so that --help works without it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ClientError(
+            f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]', "
+            "or run ./gen_vllm_env.sh doctor. It makes an environment that the client finds."
+        ) from error
 
 
 def _store_figures(options: argparse.Namespace, result: Result) -> dict[str, Any]:
@@ -171,14 +200,14 @@ def _show(
     # 1) Answers
     if options.verbose and result.texts:
         for prompt, text in zip(prompts, result.texts.texts(), strict=False):
-            print(f"{_quoted(prompt.text)} -> {_quoted(text.removeprefix(prompt.text))}")
+            _say(f"{_quoted(prompt.text)} -> {_quoted(text.removeprefix(prompt.text))}")
     elif not options.is_load_test:
         for _, record in sorted(result.first.items()):
             asked = record.request.prompt
             answer = _shortened(record.text.removeprefix(asked))
-            print(f"{_quoted(_shortened(asked))} -> {_quoted(answer)}")
+            _say(f"{_quoted(_shortened(asked))} -> {_quoted(answer)}")
     # 2) Figures
-    print(*summary(options, figures), sep="\n", flush=True)
+    _say(*summary(options, figures))
     # 3) Failures. A lost connection fails many requests for one reason: one line is enough.
     for reason, (record, count) in result.reasons.items():
         number = options.offset + record.request.index
@@ -217,7 +246,9 @@ def _use_tools_environment() -> None:
 
 if __name__ == "__main__":
     try:
-        _use_tools_environment()
+        asked = parse(None)
+        if "triton" in (asked.backend, asked.versus_backend):
+            _use_tools_environment()
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)

@@ -29,10 +29,10 @@ class Client(loops.Client, Protocol):
 
 
 class WrongAnswerError(Exception):
-    """A target sent too few answers, or an answer with another number of tokens than requested."""
+    """A target failed, or sent too few answers, or one with another number of tokens."""
 
 
-async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
+async def run_load(clients: Sequence[loops.Client], load: Load) -> Measurement:
     """Send ``load`` to one target through ``clients``.
 
     Args:
@@ -40,12 +40,14 @@ async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
         load: the requests.
 
     Raises:
-        WrongAnswerError: an answer has another number of tokens than requested, or there are too
-            few answers.
+        WrongAnswerError: a request failed, an answer has another number of tokens than requested,
+            or there are too few answers.
     """
     measures = Measures()
 
     def done(record: Record) -> None:
+        if record.outcome is Outcome.FAILED:
+            raise WrongAnswerError(record.reason)
         if record.outcome is Outcome.ANSWERED:
             _check(record)
             measures.add(record)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
-from harness.http_client import HttpConnection, OpenAIClient
 from harness.load import Client, run_load
 from harness.metrics import Measurement
 from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model
 from harness.workload import Load
+from loadtest.backends import client_for
+from loadtest.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -108,11 +109,11 @@ class OpenAITarget(Server):
 
     async def _measure(self, load: Load) -> Measurement:
         model = str(self.setting.arguments["model"])
-        clients = []
-        for _ in range(load.in_flight):
-            connection = await HttpConnection.open(self.port)
-            clients.append(OpenAIClient(connection, model))
-        return await measure_and_close(clients, load)
+        where = f"127.0.0.1:{self.port}"
+        endpoint = Endpoint(where, model, connections=load.in_flight)
+        async with client_for("openai")(endpoint) as client:
+            await client.require_model(("text_input",))
+            return await run_load([client] * load.in_flight, load)
 
 
 class TritonTarget(Server):

@@ -8,13 +8,16 @@ before it:
 - ``arrivals``, ``loops``: when a request is due, and the loops that send
 - ``samples``, ``measures``, ``difference``: from records to figures, and how much two runs differ
 - ``prompts``, ``random_prompts``: requests from a text file, from JSONL, or made up
-- ``options``: the command line
-- ``triton``: the requests over Triton's gRPC
+- ``option_values``, ``options``: the command line
+- ``endpoint``: the model to ask, and what each client for it can do
+- ``triton``, ``openai``, ``backends``: the requests over Triton's gRPC, and to vLLM's own server
 - ``shape``, ``versus``: the load of the command line for one server, and for two in turns
 - ``answers``, ``plot``, ``report``, ``progress``: what a run writes and shows
 - ``overhead``: how much the client itself took part
 - ``run``: a whole run
+- ``calibrate``: the client's own error, against ``known_delays``, a model that Triton loads
 
 ``client/client.py`` and ``benchmarks/`` use it. The first three lines need only NumPy. The package
-opens sockets in ``triton`` and writes files in ``answers`` and ``report``; it starts no processes.
+opens sockets in ``triton``, ``openai`` and ``calibrate``, and writes files in ``answers``,
+``report`` and ``calibrate``. Only ``calibrate`` starts a process.
 """

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from itertools import combinations_with_replacement
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Student's t for a two-sided interval of 95 %, by degrees of freedom from 1 to 19; tables of
-# statistics have them. ``versus.BLOCKS`` pairs have 19 degrees.
-_STUDENT_95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
-)
+# With fewer pairs, no interval has 95 %: all pairs of equal servers have the same sign by chance
+# in 2 of 2^5 cases.
+FEWEST_PAIRS = 6
+_OUTSIDE = 0.05
 
 
 @dataclass(frozen=True)
@@ -39,23 +38,46 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     """Return the relative difference of a figure with its interval.
 
     Each pair is of neighbouring blocks, so that what slows the machine down for a while concerns
-    both. The ratios are taken as log-normal, and each pair as independent of the others.
+    both. The order of the two changes, so that for equal servers the logarithm of the ratio has
+    either sign equally often. The estimate is that of Hodges and Lehmann, and the interval is that
+    of Wilcoxon's signed-rank test. It needs no other distribution: some blocks of a machine with
+    other work are slower by far, and would make the interval of a mean wide.
 
     Args:
-        pairs: the figure in the first server's block and in the second one's; at most 20.
+        pairs: the figure in the first server's block and in the second one's.
 
     Returns:
-        None if there are fewer than two pairs with positive figures.
+        None if there are fewer than ``FEWEST_PAIRS`` pairs with positive figures.
     """
     ratios = [math.log(second / first) for first, second in pairs if first > 0 and second > 0]
-    if len(ratios) < 2:
+    if len(ratios) < FEWEST_PAIRS:
         return None
-    factor = _STUDENT_95[len(ratios) - 2]
-    middle = fmean(ratios)
-    half = factor * stdev(ratios) / math.sqrt(len(ratios))
+    # Walsh's averages: of each two ratios, and of each with itself.
+    averages = sorted((a + b) / 2 for a, b in combinations_with_replacement(ratios, 2))
+    outside = _averages_outside(len(ratios))
     return Difference(
-        estimate=math.expm1(middle),
-        low=math.expm1(middle - half),
-        high=math.expm1(middle + half),
+        estimate=math.expm1(median(averages)),
+        low=math.expm1(averages[outside]),
+        high=math.expm1(averages[-1 - outside]),
         pairs=len(ratios),
     )
+
+
+def _averages_outside(count: int) -> int:
+    """Return how many of the sorted averages lie outside of the interval, on each side."""
+    # ways[sum]: subsets of the ranks 1 to ``count`` with this sum. For equal servers, the ranks of
+    # the positive ratios are any subset.
+    ways = [1]
+    for rank in range(1, count + 1):
+        longer = [*ways, *[0] * rank]
+        for total, number in enumerate(ways):
+            longer[total + rank] += number
+        ways = longer
+    allowed = _OUTSIDE / 2 * 2**count
+    seen = 0
+    for total, number in enumerate(ways):
+        seen += number
+        if seen > allowed:
+            # The end of the interval is the first average that is not rejected.
+            return total - 1
+    raise AssertionError("all subsets are more than the allowed share")

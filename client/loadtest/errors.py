@@ -7,5 +7,12 @@ class ClientError(Exception):
     """The server, the model or the results file does not allow the run. The exit status is 1."""
 
 
+class ServerGoneError(ClientError):
+    """The server has not come back. What happened until then is reported."""
+
+
 class InputError(ClientError):
-    """The contents of an input file are wrong. The exit status is 2, as for a wrong flag."""
+    """The contents of an input file are wrong, or what a flag needs is missing.
+
+    The exit status is 2, as for a wrong flag.
+    """

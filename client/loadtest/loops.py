@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from loadtest.errors import ServerGoneError
 from loadtest.record import Outcome, Record
 
 if TYPE_CHECKING:
@@ -142,6 +143,10 @@ async def _ask(client: Client, request: Request, done: Done, *, due: float | Non
         # waits for the server, keeps its own.
         if record.outcome is None:
             record.outcome = Outcome.CANCELLED
+        done(record)
+        raise
+    except ServerGoneError:
+        # The record says that this request has failed.
         done(record)
         raise
     if record.outcome is None:

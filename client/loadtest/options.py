@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.record import REQUEST_TIMES
+from loadtest import option_values as values
+from loadtest.prompts import CHECKOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-# An IPv6 address is in brackets, because it contains colons itself.
-_HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d{1,5})")
+BACKENDS = ("triton", "openai")
+# By backend. The model "" is the first one of the server.
+_URLS = {"triton": "localhost:8001", "openai": "localhost:8000"}
+_MODELS = {"triton": "vllm", "openai": ""}
 # Without a load shape, so many requests are in flight: vLLM's default max_num_seqs on most GPUs.
 # More would only wait in the server's queue.
 MAX_CONCURRENCY = 256
@@ -32,12 +34,14 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = argparse.ArgumentParser(
         prog="client.py",
-        description="Asks a vLLM model served by Triton to complete prompts, and measures it.",
+        description="Asks a vLLM model to complete prompts, and measures the server: Triton, or "
+        "vLLM's own.",
     )
     _add_sample(parser)
     _add_load(parser)
     _add_measures(parser)
     _add_connection(parser)
+    _add_calibration(parser)
     return parser
 
 
@@ -55,7 +59,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     options.goodput = dict(options.goodput)
     options.header = dict(options.header)
+    _fill_in(options)
     return options
+
+
+def _fill_in(options: argparse.Namespace) -> None:
+    """Set what depends on the kind of a server."""
+    backend = options.backend
+    options.url = options.url or _URLS[backend]
+    second = options.versus_backend = options.versus_backend or backend
+    # A name of the first server's is of no use for another kind.
+    same = options.model if second == backend else None
+    options.versus_model = options.versus_model or same or _MODELS[second]
+    options.model = options.model or _MODELS[backend]
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -95,6 +111,15 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             "give --private-key and --certificate-chain together",
         ),
         (any(certificates) and not options.ssl, "certificates need --ssl"),
+        (
+            not options.versus and (options.versus_backend or options.versus_model),
+            "--versus-backend and --versus-model need --versus",
+        ),
+        (options.tritonserver and options.calibrate is None, "--tritonserver needs --calibrate"),
+        (
+            options.calibrate is not None and (options.versus or options.backend != "triton"),
+            "--calibrate serves a model of its own: leave out --versus and --backend",
+        ),
     )
     for is_so, message in conflicts:
         if is_so:
@@ -122,19 +147,23 @@ def request_count(options: argparse.Namespace, prompts: int | None) -> int | Non
 def _add_sample(parser: argparse.ArgumentParser) -> None:
     # The names and the letters are those of the client in Triton's vLLM tutorial.
     add = parser.add_argument_group("requests").add_argument
-    add("-m", "--model", default="vllm", help="name of the model (default: %(default)s)")
+    add(
+        "-m",
+        "--model",
+        help="name of the model (default: vllm; with --backend openai the server's first)",
+    )
     add("-v", "--verbose", action="store_true", help="print every answer")
     add(
         "-u",
         "--url",
-        type=_url,
-        default="localhost:8001",
-        help="host:port of gRPC (default: %(default)s)",
+        type=values.url,
+        help="host:port of gRPC (default: localhost:8001), "
+        "with --backend openai of HTTP (default: localhost:8000)",
     )
     add(
         "-t",
         "--stream-timeout",
-        type=_seconds,
+        type=values.seconds,
         metavar="SECONDS",
         help="give up on a request after this (default: never)",
     )
@@ -166,7 +195,12 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
         help="txt: the texts, in the order of the prompts; "
         "jsonl: each record as soon as its request has ended (default: %(default)s)",
     )
-    add("--iterations", type=_count, metavar="N", help="times through the prompts (default: 1)")
+    add(
+        "--iterations",
+        type=values.count,
+        metavar="N",
+        help="times through the prompts (default: 1)",
+    )
     add(
         "-s",
         "--streaming-mode",
@@ -181,7 +215,7 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     add("-l", "--lora-name", metavar="NAME", help="LoRA adapter for all requests")
     add(
         "--max-failures",
-        type=_whole,
+        type=values.whole,
         default=0,
         metavar="N",
         help="PASS if at most so many requests failed (default: %(default)s)",
@@ -192,13 +226,13 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("load", "names as in `vllm bench serve`").add_argument
     add(
         "--max-concurrency",
-        type=_count,
+        type=values.count,
         metavar="N",
         help=f"most requests in flight (default: {MAX_CONCURRENCY}, with --request-rate no limit)",
     )
     add(
         "--request-rate",
-        type=_positive,
+        type=values.positive,
         default=math.inf,
         metavar="R",
         help="requests due per second, whether earlier ones have ended or not "
@@ -206,38 +240,38 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--burstiness",
-        type=_positive,
+        type=values.positive,
         default=1.0,
         metavar="B",
         help="1: Poisson arrivals; less: bursts; more: even (default: %(default)g)",
     )
-    add("--duration", type=_seconds, metavar="SECONDS", help="no request starts later")
-    add("--num-prompts", type=_count, metavar="N", help="number of requests")
+    add("--duration", type=values.seconds, metavar="SECONDS", help="no request starts later")
+    add("--num-prompts", type=values.count, metavar="N", help="number of requests")
     add(
         "--num-warmups",
-        type=_whole,
+        type=values.whole,
         default=0,
         metavar="N",
         help="requests before the measurement (default: %(default)s)",
     )
     add(
         "--cancel-rate",
-        type=_share,
+        type=values.share,
         default=0.0,
         metavar="SHARE",
         help="share of the requests that are given up after 1 to 16 pieces (default: %(default)g)",
     )
-    add("--seed", type=_whole, default=0, metavar="N", help="of all that is random here")
-    add("--random-input-len", type=_count, metavar="N", help="prompts of N random words")
+    add("--seed", type=values.whole, default=0, metavar="N", help="of all that is random here")
+    add("--random-input-len", type=values.count, metavar="N", help="prompts of N random words")
     add(
         "--random-output-len",
-        type=_count,
+        type=values.count,
         metavar="N",
         help=f"tokens of each answer to random words (default: {RANDOM_OUTPUT_LEN})",
     )
     add(
         "--random-prefix-len",
-        type=_whole,
+        type=values.whole,
         default=0,
         metavar="N",
         help="random words with which all prompts begin (default: %(default)s)",
@@ -250,35 +284,69 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         "--goodput",
         nargs="+",
         action="extend",
-        type=_goal,
+        type=values.goal,
         default=[],
         metavar="NAME:MS",
         help="count the answers that reach goals, such as ttft:200 tpot:20 e2el:3000",
     )
     add(
         "--metric-percentiles",
-        type=_percents,
+        type=values.percents,
         default=(99.0,),
         metavar="P,P",
         help="percentiles in addition to the median (default: 99)",
     )
     add(
         "--versus",
-        type=_url,
+        type=values.url,
         metavar="URL",
         help="send the same requests to a second server in turns, and compare the two",
     )
-    add("--plot", type=_picture, metavar="FILE.svg", help="draw latencies and speed over time")
+    add("--versus-backend", choices=BACKENDS, help="its kind (default: that of --backend)")
+    add(
+        "--versus-model",
+        metavar="MODEL",
+        help="its model (default: --model if both servers are of one kind, else as for --model)",
+    )
+    add(
+        "--plot", type=values.picture, metavar="FILE.svg", help="draw latencies and speed over time"
+    )
     add("--report", type=Path, metavar="FILE", help="write the figures as JSON")
+
+
+def _add_calibration(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("calibration").add_argument
+    add(
+        "--calibrate",
+        nargs="?",
+        type=Path,
+        const=CHECKOUT / "model_repository" / "vllm",
+        metavar="FOLDER",
+        help="measure the client itself, against a model with known delays; FOLDER is a built "
+        "model, whose environment runs it (default: the project's)",
+    )
+    add(
+        "--tritonserver",
+        type=Path,
+        metavar="PROGRAM",
+        help="serves it (default: the project's .triton, else that of a Triton container)",
+    )
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("connection").add_argument
     add(
+        "--backend",
+        choices=BACKENDS,
+        default="triton",
+        help="triton: Triton's gRPC; openai: vLLM's own server, which needs aiohttp "
+        "(default: %(default)s)",
+    )
+    add(
         "--header",
         nargs="+",
         action="extend",
-        type=_header,
+        type=values.header,
         default=[],
         metavar="KEY=VALUE",
         help="send these headers with each request",
@@ -289,106 +357,15 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     add("--certificate-chain", type=Path, metavar="FILE", help="PEM file")
     add(
         "--wait-ready",
-        type=_seconds,
+        type=values.seconds,
         default=0.0,
         metavar="SECONDS",
         help="wait so long for server and model",
     )
     add(
         "--reconnect",
-        type=_seconds,
+        type=values.seconds,
         default=0.0,
         metavar="SECONDS",
         help="after a lost connection, wait so long for the server before the next request",
     )
-
-
-def _url(text: str) -> str:
-    match = _HOST_AND_PORT.fullmatch(text)
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not host:port; give for example localhost:8001, without http://"
-        )
-    return text
-
-
-def _picture(text: str) -> Path:
-    if not text.endswith(".svg"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an SVG file; give for example run.svg")
-    return Path(text)
-
-
-def _header(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    # gRPC's metadata has lower-case keys of these characters only, and ASCII values.
-    valid = re.fullmatch(r"[0-9A-Za-z_.-]+", key) and re.fullmatch(r"[ -~]*", value)
-    # gRPC takes bytes for keys that end so.
-    if not equals or not valid or key.lower().endswith("-bin"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a header; give for example authorization=secret"
-        )
-    return key.lower(), value
-
-
-def _goal(text: str) -> tuple[str, float]:
-    name, _, limit = text.partition(":")
-    milliseconds = _number(limit)
-    if name not in REQUEST_TIMES or milliseconds is None or not 0 <= milliseconds < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a goal; give for example ttft:200 (ms), of {', '.join(REQUEST_TIMES)}"
-        )
-    return name, milliseconds
-
-
-def _percents(text: str) -> tuple[float, ...]:
-    found = [_number(part) for part in text.split(",")]
-    numbers = tuple(number for number in found if number is not None and 0 < number <= 100)
-    if len(numbers) != len(found):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of percentiles; give for example 90,99"
-        )
-    return numbers
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    # "nan" is a float, too. It fails every comparison.
-    return None if math.isnan(number) else number
-
-
-def _whole_number(least: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        # isdecimal() is also true for digits of other scripts, which int() takes.
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return convert
-
-
-_whole = _whole_number(0)
-_count = _whole_number(1)
-
-
-def _positive(text: str) -> float:
-    number = _number(text)
-    if number is None or number <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = _number(text)
-    if number is None or not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return number
-
-
-def _share(text: str) -> float:
-    number = _number(text)
-    if number is None or not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
-    return number

@@ -17,6 +17,9 @@ _TICK_SECONDS = 0.02
 # Above these, the figures say more about the client than about the server.
 MOST_CPU = 0.9
 MOST_LAG_SECONDS = 0.01
+# A shorter run is over before the client's part can be told from chance: a 99th percentile needs
+# 100 ticks.
+SHORTEST_SECONDS = 2.0
 
 
 @dataclass
@@ -26,14 +29,21 @@ class Overhead:
     Attributes:
         cpu: share of one core that the event loop's thread used. All of Python runs in it.
         lag: how late the event loop woke up, in seconds. A piece that comes meanwhile seems late.
+        seconds: for which the client was watched.
     """
 
     cpu: float = 0.0
     lag: Samples = field(default_factory=Samples)
+    seconds: float = 0.0
 
     def reasons(self) -> list[str]:
-        """Return why the client was the bottleneck; an empty list if it was not."""
-        found = []
+        """Return why the client was the bottleneck; an empty list if it was not.
+
+        A run of less than ``SHORTEST_SECONDS`` has no reasons.
+        """
+        found: list[str] = []
+        if self.seconds < SHORTEST_SECONDS:
+            return found
         if self.cpu > MOST_CPU:
             found.append(f"it used {self.cpu:.0%} of a core")
         late = self.lag.percentile(99)
@@ -62,7 +72,8 @@ async def watch() -> AsyncIterator[Overhead]:
         yield overhead
     finally:
         ticker.cancel()
-        overhead.cpu = (time.thread_time() - used) / max(time.perf_counter() - began, 1e-9)
+        overhead.seconds = time.perf_counter() - began
+        overhead.cpu = (time.thread_time() - used) / max(overhead.seconds, 1e-9)
 
 
 async def _tick(lag: Samples) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "prompts.txt"
 # client/loadtest/prompts.py is in the checkout, or in the folder that an installed wheel has.
-_CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[2]
 _FIELDS = ("prompt", "messages", "images", "parameters")
 _OTHER_FILE = "name another file with --input-prompts"
 # A request of `--cancel-rate` is given up after at most so many pieces.
@@ -75,7 +75,7 @@ class RepeatedPrompts:
 def find_prompts(given: Path | None) -> Path:
     """Return the file with the prompts: ``given``, or ``prompts.txt`` here or in the checkout."""
     here = Path(DEFAULT_NAME)
-    shipped = _CHECKOUT / DEFAULT_NAME
+    shipped = CHECKOUT / DEFAULT_NAME
     if given:
         return given
     return shipped if shipped.is_file() and not here.exists() else here

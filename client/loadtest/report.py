@@ -41,8 +41,8 @@ def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
     rate = options.request_rate
     found = {
         "date": f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}",
-        "backend": "triton",
-        "model_id": options.model,
+        "backend": options.backend,
+        "model_id": result.model,
         "num_prompts": result.planned,
         "request_rate": "inf" if rate == float("inf") else rate,
         "burstiness": "inf" if options.burstiness == float("inf") else options.burstiness,
@@ -51,12 +51,15 @@ def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
         "goodput": options.goodput,
         "streaming": options.streaming_mode,
         "interrupted": result.interrupted,
+        "server_gone": result.gone or None,
         "tokens_counted": result.tokens_counted,
         **figures,
         "client": client,
         "versus": result.comparison.figures() if result.comparison else None,
     }
     absent = [f"_{name}_ms$" for name in _absent(options, result)]
+    if "tpot" in options.goodput and "tpot" in _absent(options, result):
+        absent.append("^request_goodput$")
     if not result.tokens_counted:
         absent += ["^total_(in|out)put_tokens$", "^(output|total_token)_throughput$"]
     return _without(absent, found)
@@ -100,7 +103,7 @@ def write_plot(path: Path, options: argparse.Namespace, result: Result) -> None:
     """
     rate = options.request_rate
     load = "closed loop" if rate == float("inf") else f"{rate:g} requests/s"
-    title = f"{options.model} at {options.url}, {load}"
+    title = f"{result.model} at {options.url}, {load}"
     picture = draw(result.measures, title, without=_absent(options, result))
     with writing(path, "--plot"):
         path.write_text(picture, encoding="utf-8")
@@ -228,4 +231,7 @@ def _goodput(figures: Mapping[str, Any]) -> str:
             f"Goodput ({goals}): no verdict, the client was the bottleneck: "
             f"{' and '.join(reasons)}; start several clients, or run it on another machine"
         )
-    return f"Goodput ({goals}): {figures['request_goodput']:.4g} requests/s"
+    reached = figures["request_goodput"]
+    if reached is None:
+        return f"Goodput ({goals}): no verdict, this server does not count tokens"
+    return f"Goodput ({goals}): {reached:.4g} requests/s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from loadtest import loops, overhead
 from loadtest.answers import JsonLines, TextStore
-from loadtest.errors import ClientError
+from loadtest.backends import client_for
+from loadtest.endpoint import Endpoint
+from loadtest.errors import ClientError, ServerGoneError
 from loadtest.measures import Measures
 from loadtest.options import MAX_CONCURRENCY, RANDOM_OUTPUT_LEN
 from loadtest.progress import ProgressLine
 from loadtest.prompts import RepeatedPrompts, RequestSettings, make_requests
 from loadtest.record import Outcome
 from loadtest.shape import places_for, send_load, until_interrupt
-from loadtest.triton import Endpoint, TritonClient
 from loadtest.versus import Comparison, send_in_turns
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from loadtest.endpoint import Backend
     from loadtest.overhead import Overhead
     from loadtest.prompts import PromptSource
     from loadtest.record import Record, Request
@@ -45,11 +48,13 @@ class Result:
 
     Attributes:
         planned: number of requests; None if only the time limited it.
+        model: name of the model that was asked.
         tokens_counted: whether the server counts tokens.
         measures: the figures.
         overhead: the client's own part.
         duration: seconds from the start of the sending to the end of the last request.
         interrupted: whether Ctrl-C ended the run.
+        gone: why the run ended early, if the server did not come back.
         texts: the texts of all answers; None if nobody needs them.
         comparison: with a second server; all other figures are the first one's.
         first: the answers to the first prompts.
@@ -58,11 +63,13 @@ class Result:
     """
 
     planned: int | None
+    model: str
     tokens_counted: bool
     measures: Measures
     overhead: Overhead
     duration: float = 0.0
     interrupted: bool = False
+    gone: str = ""
     texts: TextStore | None = None
     comparison: Comparison | None = None
     first: dict[int, Record] = field(default_factory=dict)
@@ -111,18 +118,25 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
         cancel_rate=options.cancel_rate,
         seed=options.seed,
     )
-    urls = [options.url, *([options.versus] if options.versus else [])]
+    servers = [(options.backend, options.url, options.model)]
+    if options.versus:
+        servers.append((options.versus_backend, options.versus, options.versus_model))
+    connections = 1
+    # In an open loop, nobody knows how many it takes.
+    if options.request_rate == math.inf:
+        connections = places_for(options.max_concurrency or MAX_CONCURRENCY, count)
     async with contextlib.AsyncExitStack() as stack:
-        clients = [
-            await stack.enter_async_context(TritonClient(_endpoint(options, url))) for url in urls
-        ]
+        clients = []
+        for backend, url, model in servers:
+            endpoint = _endpoint(options, url, model, connections)
+            clients.append(await stack.enter_async_context(client_for(backend)(endpoint)))
 
         async def prepare() -> None:
             for client in clients:
                 await client.require_model(prompts.inputs)
                 if "tpot" in options.goodput and not client.counts_tokens:
                     raise ClientError(
-                        f"the model {options.model!r} does not count tokens, and a goal for tpot "
+                        f"the model {client.model!r} does not count tokens, and a goal for tpot "
                         "(--goodput) needs them; leave it out, or use a server that counts them"
                     )
                 if options.num_warmups:
@@ -145,7 +159,7 @@ def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     return sampling
 
 
-def _endpoint(options: argparse.Namespace, url: str) -> Endpoint:
+def _endpoint(options: argparse.Namespace, url: str, model: str, connections: int) -> Endpoint:
     tls = {"ssl": options.ssl}
     tls |= {
         name: str(path)
@@ -154,7 +168,7 @@ def _endpoint(options: argparse.Namespace, url: str) -> Endpoint:
     }
     return Endpoint(
         url=url,
-        model=options.model,
+        model=model,
         exclude_input=options.exclude_inputs_in_outputs,
         stream_timeout=options.stream_timeout,
         first_id=options.offset,
@@ -162,16 +176,17 @@ def _endpoint(options: argparse.Namespace, url: str) -> Endpoint:
         reconnect=options.reconnect,
         headers=options.header,
         tls=tls,
+        connections=connections,
     )
 
 
-def _stop(clients: Sequence[TritonClient]) -> None:
+def _stop(clients: Sequence[Backend]) -> None:
     for client in clients:
         client.stop()
 
 
 async def _warm_up(
-    client: TritonClient,
+    client: Backend,
     prompts: PromptSource,
     settings: RequestSettings,
     options: argparse.Namespace,
@@ -192,7 +207,7 @@ async def _warm_up(
 
 
 async def _measure(
-    clients: Sequence[TritonClient],
+    clients: Sequence[Backend],
     requests: Iterator[Request],
     options: argparse.Namespace,
     count: int | None,
@@ -205,6 +220,7 @@ async def _measure(
         started = time.perf_counter()
         result = Result(
             planned=count,
+            model=clients[0].model,
             tokens_counted=clients[0].counts_tokens,
             measures=Measures(options.goodput, started),
             overhead=watched,
@@ -231,7 +247,7 @@ async def _measure(
                 if count is None or not options.versus:
                     await send_load(clients[0], requests, options, done, count=count)
                     return
-                result.comparison = Comparison(options.versus)
+                result.comparison = Comparison(options.versus, clients[1].model)
                 await send_in_turns(
                     clients,
                     requests,
@@ -241,10 +257,15 @@ async def _measure(
                     comparison=result.comparison,
                 )
 
-            result.interrupted = await until_interrupt(send(), lambda: _stop(clients))
+            try:
+                result.interrupted = await until_interrupt(send(), lambda: _stop(clients))
+            except ServerGoneError as error:
+                result.gone = str(error)
         result.duration = time.perf_counter() - started
         if result.comparison:
             result.duration = result.comparison.first_seconds
+    # Some servers are known to count tokens, or not to, after their first answer only.
+    result.tokens_counted = clients[0].counts_tokens
     return result
 
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Coroutine, Iterator
 
+    from loadtest.loops import Client
     from loadtest.record import Record, Request
-    from loadtest.triton import TritonClient
 
 
 async def send_load(
-    client: TritonClient,
+    client: Client,
     requests: Iterator[Request],
     options: argparse.Namespace,
     done: Callable[[Record], None],

@@ -10,7 +10,6 @@ import asyncio
 import json
 import struct
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc  # type: ignore[import-untyped]  # grpcio publishes no types
@@ -19,18 +18,17 @@ from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from loadtest.endpoint import PREFLIGHT_SECONDS, Readiness
 from loadtest.errors import ClientError
 from loadtest.record import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
+    from loadtest.endpoint import Endpoint
     from loadtest.record import Record, Request
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-# A server that is up answers in milliseconds.
-_PREFLIGHT_SECONDS = 10.0
-_POLL_SECONDS = 0.25
 # The first wait and the longest one before gRPC connects again. By default it waits up to 120 s.
 # `grpc.min_reconnect_backoff_ms` stays: it is also the time that a connection may take.
 _RECONNECT_MS = (100, 1000)
@@ -40,39 +38,8 @@ _FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_
 _OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """The model to ask, and how.
-
-    Attributes:
-        url: host and port of the server's gRPC, ``localhost:8001``.
-        model: name of the model.
-        exclude_input: whether a whole answer leaves the prompt out. A stream always does.
-        stream_timeout: seconds for each request; None waits forever.
-        first_id: the request with index 0 has this id.
-        wait_ready: seconds to wait for the model before the first request.
-        reconnect: seconds to wait for the model after the connection was lost. If it is not back by
-            then, the run ends. 0 does not wait.
-        headers: sent with each request.
-        tls: arguments for TLS of ``tritonclient.grpc.InferenceServerClient``.
-    """
-
-    url: str
-    model: str
-    exclude_input: bool = False
-    stream_timeout: float | None = None
-    first_id: int = 0
-    wait_ready: float = 0.0
-    reconnect: float = 0.0
-    headers: Mapping[str, str] = field(default_factory=dict)
-    tls: Mapping[str, Any] = field(default_factory=dict)
-
-
 class TritonClient:
-    """A client for any number of requests at a time; see ``loops.Client``.
-
-    It is an asynchronous context manager. ``require_model`` comes before the first request.
-    """
+    """A client for any number of requests at a time; see ``endpoint.Backend``."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -84,8 +51,7 @@ class TritonClient:
         self._parameters: Mapping[str, Any] | None = None
         self._sampling: InferInput | None = None
         self._flags: dict[bool, list[InferInput]] = {}
-        self._returning = asyncio.Lock()
-        self._stopping = False
+        self._ready = Readiness(self._require_ready, endpoint.reconnect)
 
     async def __aenter__(self) -> TritonClient:  # noqa: PYI034 - Self is not in Python 3.10
         """Open the channel. It connects with the first request."""
@@ -114,24 +80,21 @@ class TritonClient:
         await self._client.close()
 
     def stop(self) -> None:
-        """Let a cancellation of a request end its task, and not count as a lost connection."""
-        self._stopping = True
+        """See ``endpoint.Backend``."""
+        self._ready.stopping = True
 
     # --- before the first request ---------------------------------------------------------------
 
     async def require_model(self, inputs: Iterable[str]) -> None:
-        """Wait until the model is ready, and find out what it takes.
-
-        Args:
-            inputs: those that the requests need, in addition to the optional ones.
+        """See ``endpoint.Backend``.
 
         Raises:
             ClientError: there is no such server, no such model, or it lacks an input.
         """
-        await self._wait_ready(self._endpoint.wait_ready)
+        await self._ready.wait(self._endpoint.wait_ready)
         try:
             metadata = await self._client.get_model_metadata(
-                self._endpoint.model, headers=self._headers, client_timeout=_PREFLIGHT_SECONDS
+                self._endpoint.model, headers=self._headers, client_timeout=PREFLIGHT_SECONDS
             )
         except InferenceServerException as error:
             raise ClientError(
@@ -155,26 +118,19 @@ class TritonClient:
         self._outputs = [InferRequestedOutput(name) for name in _OUTPUTS if name in outputs]
 
     @property
-    def counts_tokens(self) -> bool:
-        """Return whether the server tells the number of tokens of an answer."""
-        return "return_num_output_tokens" in self._inputs
+    def model(self) -> str:
+        """See ``endpoint.Backend``."""
+        return self._endpoint.model
 
-    async def _wait_ready(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while True:
-            try:
-                await self._require_ready()
-            except ClientError:
-                if time.monotonic() >= until:
-                    raise
-                await asyncio.sleep(_POLL_SECONDS)
-            else:
-                return
+    @property
+    def counts_tokens(self) -> bool:
+        """See ``endpoint.Backend``."""
+        return "return_num_output_tokens" in self._inputs
 
     async def _require_ready(self) -> None:
         where = f"{self._endpoint.url} (--url)"
         model = self._endpoint.model
-        limits = {"headers": self._headers, "client_timeout": _PREFLIGHT_SECONDS}
+        limits = {"headers": self._headers, "client_timeout": PREFLIGHT_SECONDS}
         try:
             await self._client.is_server_live(**limits)
         except InferenceServerException as error:
@@ -201,7 +157,7 @@ class TritonClient:
         """See ``loops.Client``.
 
         Raises:
-            ClientError: the server has not come back.
+            ServerGoneError: the server has not come back.
         """
         try:
             await self._ask(request, record)
@@ -232,7 +188,7 @@ class TritonClient:
         # The connection failed, or the timeout has passed. gRPC cancels a call that ends while its
         # request is being sent.
         except (grpc.RpcError, asyncio.CancelledError) as error:
-            if self._stopping:
+            if self._ready.stopping:
                 raise asyncio.CancelledError from error
             await self._note(error, record)
             return
@@ -260,26 +216,9 @@ class TritonClient:
         elif code in _LOST or ended_early:
             lost = details or "the call was cancelled"
             record.fail("connection", f"the connection to {self._endpoint.url} was lost: {lost}")
-            await self._return()
+            await self._ready.wait_again()
         else:
             record.fail(code.name if code else "gRPC", details)
-
-    async def _return(self) -> None:
-        if not self._endpoint.reconnect:
-            return
-        # The first request that was lost asks, and the others wait for it. If the server does not
-        # come back, the error cancels them: one wait is enough for all.
-        async with self._returning:
-            if self._stopping:
-                raise asyncio.CancelledError
-            try:
-                await self._wait_ready(self._endpoint.reconnect)
-            except ClientError as error:
-                self.stop()
-                raise ClientError(
-                    f"the connection was lost, and after {self._endpoint.reconnect:g} s "
-                    f"(--reconnect) {error}"
-                ) from error
 
     def _message(self, request: Request) -> dict[str, Any]:
         text = request.prompt.encode("utf-8", errors="replace")

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
         (["--root-certificates", "x.pem"], "need --ssl"),
         (["--plot", "run.png"], "is not an SVG file"),
         (["--versus", "localhost:9", "--duration", "5"], "give --num-prompts instead"),
+        (["--versus-backend", "openai"], "need --versus"),
+        (["--tritonserver", "x"], "--tritonserver needs --calibrate"),
+        (["--calibrate", "--backend", "openai"], "leave out --versus and --backend"),
+        (["--backend", "other"], "--backend"),
         (["--bogus"], "--bogus"),
     ],
 )
@@ -108,6 +112,24 @@ def test_flags_with_several_values_may_be_repeated() -> None:
     options = parse(["-s", "--header", "A=1", "--header", "b=2", "c=3", "--goodput", "ttft:1", "--goodput", "e2el:2"])
     assert options.header == {"a": "1", "b": "2", "c": "3"}
     assert options.goodput == {"ttft": 1.0, "e2el": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first", "second"),
+    [
+        ([], ("localhost:8001", "vllm"), ("vllm",)),
+        (["--backend", "openai"], ("localhost:8000", ""), ("",)),
+        (["--model", "m", "-u", "a:1"], ("a:1", "m"), ("m",)),
+        (["--model", "m", "--versus", "b:1", "--versus-backend", "openai"], ("localhost:8001", "m"), ("",)),
+        (["--backend", "openai", "--versus", "b:1", "--versus-backend", "triton"], ("localhost:8000", ""), ("vllm",)),
+        (["--versus", "b:1", "--versus-model", "n"], ("localhost:8001", "vllm"), ("n",)),
+    ],
+)
+def test_what_depends_on_the_kind_of_server(arguments: list[str], first: tuple[str, ...], second: tuple[str, ...]) -> None:
+    """Port and model; a name of the first server's model is taken for the second one's only if they are of one kind."""
+    options = parse(arguments)
+    assert (options.url, options.model) == first
+    assert (options.versus_model,) == second
 
 
 @pytest.mark.parametrize("flag", ["--results-file", "--report", "--plot"])
@@ -199,7 +221,7 @@ def test_the_samples_flags_reach_the_model(prompts: Path, tmp_path: Path) -> Non
 
 
 def test_results_are_stored_if_nobody_reads_the_output(prompts: Path, tmp_path: Path) -> None:
-    """As behind `| head -1`, which ends after the first line."""
+    """As behind `| head -1`, which ends after the first line. It is no failure of the run."""
     read = threading.Event()
 
     def delay(_: int) -> float:
@@ -216,7 +238,7 @@ def test_results_are_stored_if_nobody_reads_the_output(prompts: Path, tmp_path: 
         read.set()
         errors = child.stderr.read()
         child.wait(LIMIT)
-    assert (child.returncode, errors) == (1, "")
+    assert (child.returncode, errors) == (0, "")
     assert (tmp_path / "results.txt").read_text().startswith(" 0: Hello, my name is\n")
     assert json.loads((tmp_path / "r.json").read_text())["completed"] == 2
 

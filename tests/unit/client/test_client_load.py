@@ -268,3 +268,22 @@ def test_a_server_that_restarts_loses_what_was_under_way(prompts: Path, tmp_path
     assert report["sent"] == report["completed"] + report["failed"] == 40
     assert report["failed"] == report["failures"]["connection"] == 2, errors
     assert "was lost" in errors
+
+
+def test_a_server_that_stays_away_ends_the_run_with_a_report(prompts: Path, tmp_path: Path) -> None:
+    """What happened until then: the answers are stored, each sent request has an outcome, and the reason is said."""
+    with EchoServer(delay=lambda number: 0.0 if number < 6 else 600.0) as server:
+        flags = ["--iterations", "20", "--max-concurrency", "2", "--reconnect", "0.5", "--report", "r.json"]
+        argv = [sys.executable, str(CLIENT), "-u", server.url, *flags]
+        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: len(server.streamed) == 8, "two requests that wait")
+    output, errors = child.communicate(timeout=LIMIT)
+    assert child.returncode == 1
+    assert "Requests: 8 sent, 6 answered, 2 failed (2 connection)" in output
+    assert output.endswith("FAIL: vLLM example\n")
+    assert errors.splitlines()[-1].startswith("error: the connection was lost, and after 0.5 s (--reconnect) no Triton server")
+    report = json.loads((tmp_path / "r.json").read_text())
+    matches(report, SCHEMA)
+    assert (report["sent"], report["completed"], report["interrupted"]) == (8, 6, False)
+    assert report["server_gone"].startswith("the connection was lost")
+    assert (tmp_path / "results.txt").read_text().startswith(" 0: Hello")

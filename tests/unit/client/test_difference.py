@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from loadtest.difference import Difference, difference
-from loadtest.versus import BLOCKS
+from loadtest.difference import FEWEST_PAIRS, Difference, _averages_outside, difference
+from loadtest.versus import MOST_BLOCKS, block_sizes
 
 
 def pairs(source: random.Random, *, factor: float = 1.0, count: int = 10) -> list[tuple[float, float]]:
@@ -36,19 +36,56 @@ def test_a_slower_server_is_found() -> None:
     assert sum(1 for each in found if each and each.low > 0) > 150
 
 
+def test_blocks_that_other_work_slows_down_cost_little() -> None:
+    """One block in ten takes twice as long: 5 % of delay is still found, where an interval of the mean is too wide."""
+    source = random.Random(5)
+    found = []
+    for _ in range(200):
+        run = [
+            tuple(figure * (2 if source.random() < 0.1 else 1) for figure in pair)
+            for pair in pairs(source, factor=1.05, count=20)
+        ]
+        found.append(difference(run))
+    assert sum(1 for each in found if each and each.low > 0) > 150
+
+
 def test_known_blocks_have_a_known_interval() -> None:
-    """ln 1.1 and ln 1.21: the mean, and 12.706 standard errors with one degree of freedom."""
-    found = difference([(1.0, 1.1), (2.0, 2.42)])
+    """Six pairs: the interval are the least and the largest ratio, and the estimate is the median of the averages."""
+    found = difference([(1.0, 1.0), (1.0, 1.1), (2.0, 2.42), (1.0, 0.9), (1.0, 1.05), (1.0, 1.2)])
     assert found
-    middle = 1.5 * math.log(1.1)
-    half = 12.706 * 0.5 * math.log(1.1)
-    expected = [math.expm1(middle), math.expm1(middle - half), math.expm1(middle + half)]
-    assert [found.estimate, found.low, found.high] == pytest.approx(expected)
+    logarithms = [math.log(ratio) for ratio in (1.0, 1.1, 1.21, 0.9, 1.05, 1.2)]
+    averages = sorted((a + b) / 2 for number, a in enumerate(logarithms) for b in logarithms[number:])
+    assert len(averages) == 21
+    assert [found.estimate, found.low, found.high] == pytest.approx([math.expm1(averages[10]), -0.1, 0.21])
+
+
+@pytest.mark.parametrize(("count", "outside"), [(6, 0), (10, 8), (20, 52), (40, 264)])
+def test_the_interval_is_that_of_the_published_tables(count: int, outside: int) -> None:
+    """Critical values of Wilcoxon's signed-rank test, two-sided, 5 %."""
+    assert _averages_outside(count) == outside
 
 
 def test_too_few_blocks_have_none() -> None:
     """A figure that is zero, as TPOT is of whole answers, has no ratio."""
-    assert difference([(1.0, 1.1)]) is None
+    assert difference([(1.0, 1.1)] * (FEWEST_PAIRS - 1)) is None
     assert difference([(0.0, 0.0)] * 10) is None
-    assert difference([(1.0, 1.0)] * BLOCKS) == Difference(0.0, 0.0, 0.0, BLOCKS)
-    assert difference([(1.0, 1.0), (0.0, 1.0), (1.0, 1.0)]) == Difference(0.0, 0.0, 0.0, 2)
+    assert difference([(1.0, 1.0)] * MOST_BLOCKS) == Difference(0.0, 0.0, 0.0, MOST_BLOCKS)
+    assert difference([(1.0, 1.0), (0.0, 1.0)] * 6) == Difference(0.0, 0.0, 0.0, 6)
+
+
+@pytest.mark.parametrize(
+    ("count", "in_flight", "blocks", "size"),
+    [
+        (40, 2, 20, 2),
+        (640, 8, 20, 32),
+        (1280, 8, 40, 32),
+        (10_000, 8, 40, 250),
+        (7, 1, 7, 1),
+        (1000, 256, 20, 50),
+        (30, 1, 20, 1),
+    ],
+)
+def test_a_run_has_as_many_blocks_as_are_useful(count: int, in_flight: int, blocks: int, size: int) -> None:
+    """All requests are in one; short blocks first, and then as many as have four rounds of what is in flight."""
+    sizes = block_sizes(count, in_flight)
+    assert (len(sizes), min(sizes), sum(sizes)) == (blocks, size, count)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import grpc  # type: ignore[import-untyped]
 import pytest
 
-from loadtest.errors import ClientError
+from loadtest.endpoint import Endpoint, Readiness
+from loadtest.errors import ClientError, ServerGoneError
 from loadtest.loops import closed_loop
 from loadtest.record import Outcome, Record, Request
-from loadtest.triton import Endpoint, TritonClient
+from loadtest.triton import TritonClient
 from support.grpc_echo import EchoServer
 from support.patience import wait_for
 
@@ -150,13 +151,13 @@ def test_a_model_may_become_ready_later() -> None:
 def test_a_server_that_stays_away_ends_the_run(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits once, however many requests were lost, and sends no other."""
     waits: list[float] = []
-    wait = TritonClient._wait_ready
+    wait = Readiness.wait
 
-    async def count(self: TritonClient, seconds: float) -> None:
+    async def count(self: Readiness, seconds: float) -> None:
         waits.append(seconds)
         await wait(self, seconds)
 
-    monkeypatch.setattr(TritonClient, "_wait_ready", count)
+    monkeypatch.setattr(Readiness, "wait", count)
 
     async def run() -> None:
         async with TritonClient(Endpoint(server.url, "vllm", wait_ready=1.0, reconnect=0.5)) as client:
@@ -169,7 +170,7 @@ def test_a_server_that_stays_away_ends_the_run(places: int, monkeypatch: pytest.
 
     with (
         EchoServer(delay=lambda _: 600.0) as server,
-        pytest.raises(ClientError, match=r"lost.* 0\.5 s \(--reconnect\) no Triton"),
+        pytest.raises(ServerGoneError, match=r"lost.* 0\.5 s \(--reconnect\) no Triton"),
     ):
         asyncio.run(run())
     assert waits == [1.0, 0.5]

@@ -1,5 +1,7 @@
 """A model for Triton's Python backend that waits for known times, and says when it sent what.
 
+Triton's stub imports this file, and not the client (``calibrate.py``).
+
 ``sampling_parameters`` has ``first_ms`` and ``gap_ms``, the times before the first token and before
 each other one, and ``max_tokens``. Each token's text is the time at which it was sent, in seconds
 of the clock that ``time.perf_counter`` reads in all processes of one Linux machine. The text of the
@@ -10,6 +12,7 @@ With ``"alone": true``, one request is answered at a time. The others wait.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -68,27 +71,30 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             self._pool.submit(self._answer, sender, parameters, came, stream=stream)
 
-    def _answer(self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool) -> None:
-        if parameters.get("alone"):
-            with self._alone:
-                self._wait_and_send(sender, parameters, came, stream=stream)
-        else:
-            self._wait_and_send(sender, parameters, came, stream=stream)
+    def _answer(
+        self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool
+    ) -> None:
+        alone = self._alone if parameters.get("alone") else contextlib.nullcontext()
+        with alone:
+            _wait_and_send(sender, parameters, came, stream=stream)
 
-    def _wait_and_send(self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool) -> None:
-        tokens = parameters.get("max_tokens", 1)
-        texts = [f"{came:.7f}"]
-        due = time.perf_counter()
-        for number in range(tokens):
-            due += parameters.get("gap_ms" if number else "first_ms", 0) / 1e3
-            threading.Event().wait(max(0.0, due - time.perf_counter()))
-            texts.append(f" {time.perf_counter():.7f}")
-            if stream:
-                sender.send(_response("".join(texts), 1))
-                texts = []
-        if not stream:
-            sender.send(_response("".join(texts), tokens))
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+def _wait_and_send(
+    sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool
+) -> None:
+    tokens = parameters.get("max_tokens", 1)
+    texts = [f"{came:.7f}"]
+    due = time.perf_counter()
+    for number in range(tokens):
+        due += parameters.get("gap_ms" if number else "first_ms", 0) / 1e3
+        time.sleep(max(0.0, due - time.perf_counter()))
+        texts.append(f" {time.perf_counter():.7f}")
+        if stream:
+            sender.send(_response("".join(texts), 1))
+            texts = []
+    if not stream:
+        sender.send(_response("".join(texts), tokens))
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def _response(text: str, tokens: int) -> Any:

@@ -1,0 +1,269 @@
+"""Send requests to vLLM's own server: completions, and chat for messages.
+
+It needs aiohttp, with which ``vllm bench serve`` asks, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from loadtest.endpoint import PREFLIGHT_SECONDS, Readiness
+from loadtest.errors import ClientError, InputError
+from loadtest.record import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from loadtest.endpoint import Endpoint
+    from loadtest.record import Record, Request
+
+# vLLM's server closes a connection that was idle for 5 s. A request that is sent at this moment
+# would be lost.
+_KEEP_ALIVE_SECONDS = 4.0
+# Bytes of an error page in a message.
+_MOST_BYTES = 500
+
+
+class OpenAIClient:
+    """A client for any number of requests at a time; see ``endpoint.Backend``."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._scheme = "https" if endpoint.tls.get("ssl") else "http"
+        self._session: Any = None
+        self._ready = Readiness(self._require_ready, endpoint.reconnect)
+        self._model = endpoint.model
+        self._counted = True
+
+    async def __aenter__(self) -> OpenAIClient:  # noqa: PYI034 - Self is not in Python 3.10
+        """Open the session. It connects with the first request."""
+        self._session = aiohttp.ClientSession(
+            # The load limits the requests in flight.
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS, ssl=self._tls()
+            ),
+            timeout=aiohttp.ClientTimeout(total=self._endpoint.stream_timeout),
+            headers={"Content-Type": "application/json", **self._endpoint.headers},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections, and cancel what still runs."""
+        await self._session.close()
+
+    def stop(self) -> None:
+        """See ``endpoint.Backend``."""
+        self._ready.stopping = True
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        files = self._endpoint.tls
+        if not files.get("ssl"):
+            return True
+        try:
+            context = ssl.create_default_context(cafile=files.get("root_certificates"))
+            if "certificate_chain" in files:
+                context.load_cert_chain(files["certificate_chain"], files["private_key"])
+        # An ssl.SSLError is an OSError, too.
+        except OSError as error:
+            raise ClientError(
+                f"cannot read the certificates: {error.strerror or error}; name PEM files with "
+                "--root-certificates, --private-key and --certificate-chain"
+            ) from error
+        return context
+
+    def _url(self, path: str) -> str:
+        return f"{self._scheme}://{self._endpoint.url}{path}"
+
+    # --- before the first request ---------------------------------------------------------------
+
+    async def require_model(self, inputs: Iterable[str]) -> None:
+        """See ``endpoint.Backend``.
+
+        Raises:
+            InputError: a prompt has pictures outside of its messages.
+            ClientError: there is no such server or no such model.
+        """
+        if "image" in inputs:
+            raise InputError(
+                "--backend openai takes pictures as image_url in messages only; "
+                "write them there, and leave out images"
+            )
+        await self._ready.wait(self._endpoint.wait_ready)
+        # At the same time, so that each opens a connection of its own.
+        await asyncio.gather(*(self._require_ready() for _ in range(self._endpoint.connections)))
+
+    @property
+    def model(self) -> str:
+        """See ``endpoint.Backend``."""
+        return self._model
+
+    @property
+    def counts_tokens(self) -> bool:
+        """See ``endpoint.Backend``; vLLM's server does, and others are known after an answer."""
+        return self._counted
+
+    async def _require_ready(self) -> None:
+        where = f"{self._endpoint.url} (--url)"
+        limit = aiohttp.ClientTimeout(total=PREFLIGHT_SECONDS)
+        try:
+            async with self._session.get(self._url("/v1/models"), timeout=limit) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise ClientError(
+                f"no OpenAI server answers at {where}: {error or 'it says nothing'}; start vLLM's "
+                "server, and name its port (8000 by default)"
+            ) from error
+        if response.status != 200:
+            raise ClientError(
+                f"the server at {where} answers /v1/models with status {response.status}: "
+                f"{_reason(body)}; name vLLM's server, or give what it asks for with --header"
+            )
+        try:
+            names = [model["id"] for model in json.loads(body)["data"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ClientError(
+                f"the server at {where} does not list its models under /v1/models; "
+                "name vLLM's server"
+            ) from error
+        self._model = self._model or next(iter(names), "")
+        if self._model not in names:
+            raise ClientError(
+                f"the server at {where} has no model {self._model!r}, but "
+                f"{', '.join(names) or 'none at all'}; name one of them with --model"
+            )
+
+    # --- one request ----------------------------------------------------------------------------
+
+    async def ask(self, request: Request, record: Record) -> None:
+        """See ``loops.Client``.
+
+        Raises:
+            ServerGoneError: the server has not come back.
+        """
+        path = "/v1/chat/completions" if request.is_chat else "/v1/completions"
+        try:
+            async with self._session.post(self._url(path), data=self._body(request)) as response:
+                if response.status != 200:
+                    reason = _reason(await response.read())
+                    record.fail(f"status {response.status}", reason)
+                elif request.stream:
+                    await self._read_stream(response, record)
+                else:
+                    self._add_answer(json.loads(await response.read()), record)
+        except asyncio.TimeoutError:
+            limit = self._endpoint.stream_timeout
+            record.fail("timeout", f"no complete answer within {limit} s (--stream-timeout)")
+        except aiohttp.ClientError as error:
+            lost = str(error) or type(error).__name__
+            record.fail("connection", f"the connection to {self._endpoint.url} was lost: {lost}")
+            await self._ready.wait_again()
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            record.fail("wrong answer", f"the answer is not that of an OpenAI server: {error!r}")
+
+    def _body(self, request: Request) -> bytes:
+        body: dict[str, Any] = {"model": self._model, "stream": request.stream}
+        if request.is_chat:
+            body["messages"] = json.loads(request.prompt)
+        else:
+            body["prompt"] = request.prompt
+        if request.stream:
+            # As `vllm bench serve` does. With continuous_usage_stats, each piece would have a count
+            # of tokens, and the server would do more than it does for others.
+            body["stream_options"] = {"include_usage": True}
+        body |= request.parameters
+        # The name of an adapter is that of a model here.
+        if adapter := body.pop("lora_name", None):
+            body["model"] = adapter
+        return json.dumps(body).encode()
+
+    async def _read_stream(self, response: aiohttp.ClientResponse, record: Record) -> None:
+        limit = record.request.cancel_after
+        reasons: dict[int, str] = {}
+        rest = b""
+        counted = False
+        async for data in response.content.iter_any():
+            # A piece of data may end within a line. Lines that do not begin so are comments.
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if not line.startswith(b"data:"):
+                    continue
+                event = line[5:].strip()
+                if event == b"[DONE]":
+                    record.finish_reasons = tuple(reasons[index] for index in sorted(reasons))
+                    if not counted:
+                        self._counted = False
+                        record.output_tokens = 0
+                    return
+                chunk = json.loads(event)
+                if "error" in chunk:
+                    record.fail("error from the model", _message(chunk["error"]))
+                    return
+                for choice in chunk.get("choices", ()):
+                    _add_piece(choice, record, reasons)
+                # The last one has the sum, and no choices.
+                if usage := chunk.get("usage"):
+                    counted = True
+                    _count(usage, record)
+                if limit is not None and len(record.times) >= limit:
+                    record.outcome = Outcome.CANCELLED
+                    # The server stops working on it when the connection is closed.
+                    response.close()
+                    return
+        record.fail("no complete answer", "the stream ended without [DONE]; see the server's log")
+
+    def _add_answer(self, answer: Mapping[str, Any], record: Record) -> None:
+        choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+        usage = answer.get("usage")
+        self._counted = self._counted and bool(usage)
+        # Also an answer without a text is one piece.
+        record.add([_text(choice) for choice in choices], 1)
+        record.output_tokens = 0
+        record.finish_reasons = tuple(choice.get("finish_reason") or "" for choice in choices)
+        if usage:
+            _count(usage, record)
+
+
+def _add_piece(choice: Mapping[str, Any], record: Record, reasons: dict[int, str]) -> None:
+    """Add a piece of a stream to the record.
+
+    vLLM sends a piece for each step in which it has made tokens, also if they have no text. Only
+    the first piece of a chat, which names the role, has no token.
+    """
+    index = choice.get("index", 0)
+    if reason := choice.get("finish_reason"):
+        reasons[index] = reason
+    text = _text(choice)
+    is_role = not text and not reason and "role" in choice.get("delta", ())
+    record.add([*[""] * index, text], 0 if is_role else 1)
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    part = choice.get("delta") or choice.get("message") or {}
+    text: str | None = part.get("content") if part else choice.get("text")
+    return text or ""
+
+
+def _count(usage: Mapping[str, Any], record: Record) -> None:
+    # Until here, the record has the number of pieces.
+    record.output_tokens = usage["completion_tokens"]
+    record.input_tokens = usage.get("prompt_tokens")
+
+
+def _reason(body: bytes) -> str:
+    """Return what an error page says."""
+    try:
+        found = json.loads(body)
+        # vLLM 0.11 and newer have the error in an object of its own.
+        return _message(found.get("error", found))
+    except (ValueError, AttributeError):
+        return body[:_MOST_BYTES].decode("utf-8", errors="replace").strip()
+
+
+def _message(error: Any) -> str:
+    text = error.get("message") if isinstance(error, dict) else error
+    return str(text or error)[:_MOST_BYTES]

@@ -1,0 +1,69 @@
+"""loadtest.calibrate: what the client saw, less what the model did."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client
+from loadtest.calibrate import Calibration
+from loadtest.errors import ClientError
+from loadtest.record import Outcome, Record, Request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REQUEST = Request(0, "x", {}, stream=True)
+
+
+def answer(text: str, times: list[float]) -> Record:
+    record = Record(REQUEST, due=10.0, sent=10.0, times=times, outcome=Outcome.ANSWERED)
+    record.pieces = [[text]]
+    return record
+
+
+def test_the_error_is_what_the_client_adds() -> None:
+    """Half a millisecond to the model and 1 ms back; one of two pieces is 10 ms late."""
+    calibration = Calibration()
+    for late in (0.0, 0.0, 0.0, 0.01):
+        calibration.add(answer("10.0005 10.0605 10.0755", [10.0615, 10.0765 + late]))
+    lines = calibration.lines()
+    assert lines[0] == ("TTFT: p50 61.50 ms, in the model 60.00 ms; error p50 +1.50 ms, p99 1.50 ms: exact to 2 ms or 5 %")
+    assert lines[1].startswith("ITL: p50 15.00 ms, in the model 15.00 ms; error p50 +0.00 ms, p99 9.70 ms")
+    assert lines[3] == "Of this, p50 0.50 ms to the model and 1.00 ms back, through Triton"
+    calibration = Calibration()
+    calibration.add(answer("10.001 10.021", [10.026]))
+    assert calibration.lines()[0].endswith("error p50 +6.00 ms, p99 6.00 ms: off by more than 2 ms and 5 %")
+
+
+def test_an_answer_that_lacks_a_piece_is_no_measurement() -> None:
+    """The pieces of both sides must be the same ones."""
+    with pytest.raises(ClientError, match="the model sent 2 pieces, and 1 came"):
+        Calibration().add(answer("10.0 10.1 10.2", [10.3]))
+    failed = Record(REQUEST, due=0.0, sent=0.0)
+    failed.fail("connection", "it is gone")
+    with pytest.raises(ClientError, match="it is gone"):
+        Calibration().add(failed)
+
+
+def test_without_a_tritonserver_the_remedy_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, as for a wrong flag; so it is for a folder that holds no model."""
+    assert client.main(["--calibrate", "--tritonserver", str(tmp_path / "none")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        f"error: there is no tritonserver at {tmp_path / 'none'}, and --calibrate needs one; run ./gen_vllm_env"
+    )
+    assert client.main(["--calibrate", str(tmp_path), "--tritonserver", os.devnull]) == 2
+    assert "there is no tritonserver" in capsys.readouterr().err
+    program = tmp_path / "tritonserver"
+    program.write_text("#!/bin/sh\necho it has no licence >&2\nexit 3\n")
+    assert client.main(["--calibrate", str(tmp_path), "--tritonserver", str(program)]) == 2
+    assert f"cannot read {tmp_path / 'config.pbtxt'}: No such file" in capsys.readouterr().err
+    (tmp_path / "config.pbtxt").touch()
+    assert client.main(["--calibrate", str(tmp_path), "--tritonserver", str(program)]) == 2
+    assert f"{program} cannot be started: Permission denied" in capsys.readouterr().err
+    program.chmod(0o755)
+    assert client.main(["--calibrate", str(tmp_path), "--tritonserver", str(program)]) == 1
+    assert "tritonserver ended with status 3; its last lines: it has no licence" in capsys.readouterr().err

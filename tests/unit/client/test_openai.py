@@ -1,0 +1,254 @@
+"""loadtest.openai: real HTTP to a server that echoes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import client as command
+from loadtest.endpoint import Endpoint
+from loadtest.errors import ClientError, InputError, ServerGoneError
+from loadtest.loops import closed_loop
+from loadtest.openai import OpenAIClient
+from loadtest.record import Outcome, Record, Request
+from support.client_run import CLIENT, PROMPTS, run
+from support.grpc_echo import EchoServer
+from support.openai_echo import OpenAIEcho
+from support.patience import LIMIT, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def request(index: int, prompt: str, *, stream: bool = False, **values: Any) -> Request:
+    return Request(index, prompt, {"temperature": 0, **values.pop("parameters", {})}, stream=stream, **values)
+
+
+def ask(server: OpenAIEcho, requests: Sequence[Request], *, places: int = 64, **values: Any) -> dict[int, Record]:
+    """Send the requests and return their records by index."""
+    done: list[Record] = []
+
+    async def send() -> None:
+        async with OpenAIClient(Endpoint(**{"url": server.url, "model": "", "stream_timeout": 60.0} | values)) as client:
+            await client.require_model(["image"] if any(each.images for each in requests) else ["text_input"])
+            await closed_loop([client] * places, ((each,) for each in requests), done.append)
+
+    asyncio.run(send())
+    return {record.request.index: record for record in done}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_record_is_that_of_its_prompt(streaming: bool, chat: bool) -> None:
+    """Its text, the tokens that the server counted, the reason of the end; what only has the role of a chat is no piece."""
+    texts = ["slow", "é𝄞", "three"]
+    prompts = [json.dumps([{"role": "user", "content": text}]) if chat else text for text in texts]
+    with OpenAIEcho(delay=lambda number: 0.3 if number == 0 else 0.0) as server:
+        found = ask(server, [request(number, text, stream=streaming, is_chat=chat) for number, text in enumerate(prompts)])
+        assert {path for path, _ in server.asked} == {"/v1/chat/completions" if chat else "/v1/completions"}
+        assert all(body["model"] == "echo" and body["temperature"] == 0 for _, body in server.asked)
+        assert all((body.get("stream_options") == {"include_usage": True}) == streaming for _, body in server.asked)
+    for number, text in enumerate(texts):
+        answer = f" 0: {text}"
+        assert (found[number].outcome, found[number].completions) == (Outcome.ANSWERED, [answer])
+        assert (found[number].input_tokens, found[number].output_tokens) == (len(text), len(answer))
+        assert found[number].finish_reasons == ("length" if streaming else "stop",)
+        assert len(found[number].times) == (len(answer) if streaming else 1)
+        assert found[number].sent <= found[number].times[0] <= found[number].times[-1]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_several_completions_are_in_their_order(streaming: bool) -> None:
+    """The echo sends a whole answer's last one first."""
+    with OpenAIEcho() as server:
+        record = ask(server, [request(0, "x", stream=streaming, parameters={"n": 3})])[0]
+    assert record.completions == [" 0: x", " 1: x", " 2: x"]
+    assert record.output_tokens == 15
+    assert len(record.finish_reasons) == 3
+
+
+def test_an_adapter_is_a_model_here() -> None:
+    """Its name is no sampling parameter of vLLM's server."""
+    with OpenAIEcho() as server:
+        ask(server, [request(0, "x", parameters={"lora_name": "adapter"})])
+        assert server.asked[0][1]["model"] == "adapter"
+        assert "lora_name" not in server.asked[0][1]
+
+
+@pytest.mark.parametrize(("streaming", "failure"), [(False, "status 400"), (True, "error from the model")])
+def test_an_error_is_that_of_its_prompt(streaming: bool, failure: str) -> None:
+    """Whether it comes as a status, or within a stream; the others have their answers."""
+    with OpenAIEcho() as server:
+        found = ask(server, [request(number, text, stream=streaming) for number, text in enumerate(["a", "fail", "c"])])
+    assert [found[number].outcome for number in range(3)] == [Outcome.ANSWERED, Outcome.FAILED, Outcome.ANSWERED]
+    assert (found[1].failure, found[1].reason) == (failure, "told to fail")
+
+
+@pytest.mark.parametrize(("cut", "failure"), [(100, "connection"), (-20, "no complete answer")])
+def test_a_stream_that_ends_early_is_no_answer(cut: int, failure: str) -> None:
+    """Whether the connection is lost, or the server ends it in order."""
+    with OpenAIEcho(cut=cut) as server:
+        found = ask(server, [request(0, "some text", stream=True)])[0]
+    assert (found.outcome, found.failure) == (Outcome.FAILED, failure)
+
+
+def test_no_answer_within_the_timeout() -> None:
+    """The message names the option, as with Triton."""
+    with OpenAIEcho(delay=lambda _: 600.0) as server:
+        record = ask(server, [request(0, "x")], stream_timeout=0.2)[0]
+    assert (record.failure, record.reason) == ("timeout", "no complete answer within 0.2 s (--stream-timeout)")
+
+
+def test_a_request_is_given_up_after_its_pieces() -> None:
+    """The connection is closed, so that the server stops working on it."""
+    with OpenAIEcho() as server:
+        found = ask(
+            server, [request(0, "x" * 500_000, stream=True, cancel_after=3), request(1, "y", stream=True, cancel_after=99)]
+        )
+        assert server.gone.wait(LIMIT)
+    assert found[0].outcome is Outcome.CANCELLED
+    assert len(found[0].times) >= 3
+    assert found[1].outcome is Outcome.ANSWERED
+
+
+def test_connections_are_open_before_the_first_request() -> None:
+    """Otherwise the first answers would seem slow."""
+    with OpenAIEcho() as server:
+        ask(server, [request(0, "x")], connections=5)
+        assert len(server.connections) == 5
+
+
+@pytest.mark.parametrize(
+    ("models", "values", "reason"),
+    [
+        (None, {"model": "other"}, r"has no model 'other', but echo, adapter; name one of them with --model"),
+        ({"data": []}, {}, r"has no model '', but none at all"),
+        ([1], {}, r"does not list its models under /v1/models; name vLLM's server"),
+        (None, {"key": "secret"}, r"answers /v1/models with status 401: Unauthorized; .*--header"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_said_before_anything_is_sent(models: Any, values: dict[str, str], reason: str) -> None:
+    """With what to do."""
+    with OpenAIEcho(key=values.pop("key", "")) as server:
+        server.models = models or server.models
+        with pytest.raises(ClientError, match=reason):
+            ask(server, [request(0, "x")], **values)
+        assert server.asked == []
+
+
+def test_headers_are_sent() -> None:
+    """As a server with --api-key needs them."""
+    with OpenAIEcho(key="Bearer me") as server:
+        assert ask(server, [request(0, "x")], headers={"authorization": "Bearer me"})[0].outcome is Outcome.ANSWERED
+
+
+def test_pictures_outside_of_messages_are_refused() -> None:
+    """vLLM's server has no other place for them."""
+    with OpenAIEcho() as server, pytest.raises(InputError, match="image_url in messages"):
+        ask(server, [request(0, "x", images=("aa",))])
+
+
+def test_a_port_that_speaks_something_else_is_no_server() -> None:
+    """Such as Triton's gRPC."""
+    with EchoServer() as server, pytest.raises(ClientError, match=r"no OpenAI server answers at .*8000 by default"):
+        ask(OpenAIEcho(), [request(0, "x")], url=server.url)
+
+
+def test_a_server_that_stays_away_ends_the_run() -> None:
+    """It is waited for once."""
+
+    async def send() -> None:
+        async with OpenAIClient(Endpoint(server.url, "", reconnect=0.3)) as client:
+            await client.require_model(["text_input"])
+            load = ((request(number, "x"),) for number in range(100))
+            task = asyncio.create_task(closed_loop([client] * 4, load, lambda _: None))
+            await asyncio.to_thread(wait_for, lambda: len(server.asked) == 4, "requests that wait")
+            await asyncio.to_thread(server.__exit__)
+            await task
+
+    server = OpenAIEcho(delay=lambda _: 600.0)
+    server.__enter__()
+    with pytest.raises(ServerGoneError, match=r"lost.* 0\.3 s \(--reconnect\) no OpenAI server answers"):
+        asyncio.run(send())
+
+
+def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
+    """Whoever knows the certificate is answered; without it, or without TLS, no server is found."""
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-days", "2"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "certificate.pem"]
+    subprocess.run([*argv, *names], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "certificate.pem", tmp_path / "key.pem")
+    with OpenAIEcho(tls=context) as server:
+        tls = {"ssl": True, "root_certificates": str(tmp_path / "certificate.pem")}
+        assert ask(server, [request(0, "x")], tls=tls)[0].text == " 0: x"
+        for wrong in ({"ssl": True}, {"ssl": False}):
+            with pytest.raises(ClientError, match="no OpenAI server answers at"):
+                ask(server, [request(0, "x")], tls=wrong)
+        with pytest.raises(ClientError, match="cannot read the certificates: No such file"):
+            ask(server, [request(0, "x")], tls={"ssl": True, "root_certificates": str(tmp_path / "none.pem")})
+
+
+def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> None:
+    """With the model that the server has, and the same figures; tritonclient is not needed."""
+    block = (
+        "import sys; sys.modules['tritonclient'] = None; import runpy; sys.path.insert(0, sys.argv[1]); "
+        "runpy.run_path(sys.argv.pop(1) + '/client.py', run_name='__main__')"
+    )
+    with OpenAIEcho() as server:
+        flags = ["--backend", "openai", "-u", server.url, "-s", "--report", "r.json", "--results-format", "jsonl"]
+        argv = [sys.executable, "-c", block, str(CLIENT.parent), *flags]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    texts = [json.loads(line)["completions"] for line in (tmp_path / "results.txt").read_text().splitlines()]
+    assert sorted(texts) == sorted([f" 0: {text}"] for text in PROMPTS.splitlines())
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["backend"], report["model_id"], report["tokens_counted"]) == ("openai", "echo", True)
+    assert report["total_output_tokens"] == sum(len(f" 0: {text}") for text in PROMPTS.splitlines())
+    assert report["median_tpot_ms"] > 0
+
+
+def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
+    """Nor a verdict about a goal for them."""
+    with OpenAIEcho(counts=False) as server:
+        flags = ["-s", "--report", "r.json", "--goodput", "tpot:1000"]
+        done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "this server does not count tokens" in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    names = ("total_output_tokens", "output_throughput", "median_tpot_ms", "request_goodput")
+    assert [report[name] for name in names] == [None] * 4
+
+
+def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> None:
+    """The same prompts and sampling parameters; each has its own model."""
+    with EchoServer() as first, OpenAIEcho() as second:
+        flags = ["--versus", second.url, "--versus-backend", "openai", "-s", "--iterations", 10, "--report", "r.json"]
+        done = run("-u", first.url, *flags, cwd=tmp_path)
+        asked = sorted(tensors["text_input"][4:].decode() for tensors in first.requests)
+        assert asked == sorted(body["prompt"] for _, body in second.asked)
+        assert {body["max_tokens"] for _, body in second.asked} == {100}
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["backend"], report["model_id"]) == ("triton", "vllm")
+    assert (report["versus"]["model_id"], report["versus"]["completed"]) == ("echo", 20)
+
+
+def test_without_aiohttp_its_name_and_the_remedy_are_said(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, as for a wrong flag. Nobody else needs it."""
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "loadtest.openai")
+    assert command.main(["--backend", "openai", "--input-prompts", str(prompts)]) == 2
+    error = capsys.readouterr().err
+    assert "cannot import aiohttp" in error
+    assert error.endswith("-m pip install aiohttp\n")
+    assert command.main(["-u", "127.0.0.1:1", "--input-prompts", str(prompts), "--results-file", "/dev/null"]) == 1
