@@ -18,6 +18,7 @@ from support.sightings import Sightings
 from support.stop_notes import Notes
 from support.trace_collector import trace_collector
 from support.wide_server import GRACE_SECONDS, QUEUE_SECONDS, TIMEOUT_SECONDS, WIDE_SLOTS
+from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,12 +163,24 @@ def chat_arguments(parts: Parts) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def chat_server(serving: Serve, chat_arguments: dict[str, object], collector: Collector) -> Iterator[TritonServer]:
-    """A server that chats, in short steps; its operator has chosen traces, also of Triton, and no metrics."""
+def chat_openai_port() -> int:
+    """The port of vLLM's own OpenAI server over the engine of `chat_server`."""
+    return free_ports().http
+
+
+@pytest.fixture(scope="session")
+def chat_server(
+    serving: Serve, chat_arguments: dict[str, object], collector: Collector, chat_openai_port: int
+) -> Iterator[TritonServer]:
+    """A server that chats on both APIs, in short steps; its operator has chosen traces, also of Triton, and no metrics."""
+
+    def prepare(model: Path) -> None:
+        with_parameter(model, "OPENAI_PORT", str(chat_openai_port))
+
     engine = {**chat_arguments, "tool_parser": "hermes", "otlp_traces_endpoint": f"{collector.url}/vllm"}
     tracing = ("mode=opentelemetry", "rate=1", "level=TIMESTAMPS", f"opentelemetry,url={collector.url}/triton")
     arguments = tuple(f"--trace-config={value}" for value in tracing)
-    with serving(engine, environment=TRACING, arguments=arguments) as running:
+    with serving(engine, environment=TRACING, arguments=arguments, prepare=prepare) as running:
         yield running
 
 

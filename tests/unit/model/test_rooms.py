@@ -16,7 +16,8 @@ MODULES = {
 }
 TRITON = {"base.triton", "service", "startup.load", "request.admit"}
 """These need Triton's module, which only the stub has."""
-HEAVY = {"vllm", "torch", "transformers", "uvloop", "prometheus_client", "cv2", "triton_vllm.service"}
+HEAVY = {"vllm", "torch", "transformers", "uvloop", "uvicorn", "prometheus_client", "cv2"}
+HEAVY |= {"uvicorn.protocols.http.httptools_impl", "triton_vllm.service", "triton_vllm.openai.start"}
 """These may be imported inside a function: they take long, or may be absent."""
 
 
