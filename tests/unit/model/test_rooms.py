@@ -47,3 +47,14 @@ def test_every_module_imports_without_vllm_and_all_but_a_few_without_triton():
     wanted = [name for name in MODULES if name.removeprefix("triton_vllm.") not in TRITON]
     code = f"import sys; sys.modules['vllm'] = sys.modules['triton_python_backend_utils'] = None; import {', '.join(wanted)}"
     subprocess.run([sys.executable, "-c", code], cwd=PLACE, check=True, timeout=300)
+
+
+def test_without_a_port_nothing_of_the_openai_server_is_imported():
+    """Neither this project's part of it nor what it needs."""
+    code = (
+        "import sys, unittest.mock as m; sys.modules['triton_python_backend_utils'] = m.MagicMock(); import triton_vllm.service; "
+    )
+    code += "print([name for name in sys.modules if name.startswith(('triton_vllm.openai', 'uvicorn', 'fastapi'))])"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=PLACE, check=True, timeout=300, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

@@ -13,6 +13,7 @@ from triton_vllm.base.errors import AdapterError, ConfigError, InternalError
 from triton_vllm.engine.gate import Gate
 from triton_vllm.reply.response import assembler
 from triton_vllm.request.admit import Admission, Policy
+from triton_vllm.startup import interpreter
 from triton_vllm.startup.load import load
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Service:
                     adapters=prepared.adapters,
                 )
             )
+            # The application has as many objects as the rest of the adapter.
+            interpreter.tune()
             self._log.info(f"vLLM's OpenAI server listens on port {plan.port.number}")
         # vLLM may raise anything, and each is a reason why the load failed.
         except Exception as error:

@@ -9,9 +9,11 @@ import pytest
 
 from triton_vllm.base.errors import AdapterError, UnavailableError
 from triton_vllm.base.limits import USUAL
-from triton_vllm.openai.body import Bodies, Gone, parse, written
+from triton_vllm.openai.body import VALUES, Bodies, Gone, parse, written
 from triton_vllm.openai.refusal import HttpRefusalError
+from triton_vllm.vllm_api import Facts
 
+SEEING, READING = Facts(max_tokens=100), Facts(max_tokens=100, multimodal=False)
 SMALL = replace(USUAL, max_request_bytes=100, max_text_bytes=20, max_parameter_bytes=10, max_json_depth=4)
 
 
@@ -105,19 +107,30 @@ async def test_a_client_that_goes_is_no_error():
 def test_what_is_no_json_is_refused(body, text):
     """The parser's limits are ours, not vLLM's."""
     with pytest.raises(AdapterError, match=text):
-        parse(replace(USUAL, max_json_depth=4), body)
+        parse(replace(USUAL, max_json_depth=4), body, READING)
 
 
 def test_only_media_may_be_long():
     """A list of 8 MB in JSON takes half a gigabyte in memory; a picture is copied."""
     with pytest.raises(HttpRefusalError, match="without pictures") as raised:
-        parse(SMALL, b'{"a": "' + b"x" * 60 + b'"}')
+        parse(SMALL, b'{"a": "' + b"x" * 60 + b'"}', SEEING)
     assert raised.value.status == 413
-    assert parse(SMALL, b'{"a": "data:' + b"x" * 60 + b'"}')
+    picture = b'{"a": "data:' + b"x" * 60 + b'"}'
+    assert parse(SMALL, picture, SEEING)
+    with pytest.raises(HttpRefusalError, match="without pictures"):
+        parse(SMALL, picture, READING)
+
+
+def test_many_small_values_are_refused_before_they_are_parsed():
+    """Four million of them stopped all requests for seconds; a model with a long context takes more."""
+    body = b'{"prompt": [' + b"1," * (VALUES + 10) + b"1]}"
+    with pytest.raises(AdapterError, match="values or more; this model takes at most 262144"):
+        parse(USUAL, body, READING)
+    assert parse(USUAL, body, Facts(max_tokens=VALUES))
 
 
 def test_vllm_gets_what_was_checked():
     """Of a name that is there twice, the one that was checked; a number too large for a float is refused."""
-    assert written(parse(USUAL, b'{"n": 1, "n": 2, "s": "\\u00e9"}')) == '{"n": 2, "s": "é"}'.encode()
+    assert written(parse(USUAL, b'{"n": 1, "n": 2, "s": "\\u00e9"}', READING)) == '{"n": 2, "s": "é"}'.encode()
     with pytest.raises(AdapterError, match="too large"):
-        written(parse(USUAL, b'{"temperature": 1e999}'))
+        written(parse(USUAL, b'{"temperature": 1e999}', READING))

@@ -40,6 +40,7 @@ REFUSALS = [
     (TEXT, {"prompt": [50]}, "token id 50"),
     (TEXT, {"prompt": [1] * 101}, "'prompt' has 101 tokens"),
     (TEXT, {"prompt": {"a": 1}}, "must be a text"),
+    (TEXT, {"prompt": "x", "logit_bias": {str(i): 1 for i in range(51)}}, "'logit_bias' has 51 entries"),
     (TEXT, {"prompt": [[1], {"a": 1}]}, "must be a text"),
     (TEXT, {"prompt": "x", "structured_outputs": {"regex": "(" * 40}}, "levels of parentheses"),
     (TEXT, {"prompt": "x", "structured_outputs": {"backend": "a"}}, "structured_outputs must be"),

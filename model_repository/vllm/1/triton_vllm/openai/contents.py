@@ -75,6 +75,9 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
     media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
         media = _conversation(route, body, limits, facts)
+    bias = body.get("logit_bias")
+    if isinstance(bias, dict):
+        refuse_above(facts.vocabulary, len(bias), "'logit_bias' has", "entries")
     if "chat_template_kwargs" in body:
         _template_kwargs(limits, body["chat_template_kwargs"])
     return Content(_constraint(limits, body), tuple(texts), media)

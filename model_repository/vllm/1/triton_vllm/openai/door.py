@@ -117,7 +117,7 @@ class Door:
         # 2) Read and check the body.
         rules = self._rules
         read = await self._bodies.read(receive, _declared_length(scope))
-        body = parse(rules.limits, read)
+        body = parse(rules.limits, read, rules.facts)
         # It may have 64 MB.
         del read
         content = check(route, body, rules.limits, rules.facts)

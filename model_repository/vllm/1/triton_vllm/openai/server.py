@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 CLOSE_S = 2.0
 """How long the errors of requests that were cut off may take to be written, s."""
-CONNECTIONS = 4096
+# Before its request is known, each may hold a third of a megabyte.
+CONNECTIONS = 2048
 """The most open connections."""
 _TLS = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers")
 
