@@ -25,11 +25,10 @@ from support.openai_server import kept_server
 from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.serving import EXPLICIT
-from support.settings import with_parameter
+from support.settings import openai_url, with_openai, with_parameter
 from support.triton_client import generate, get, post
 from triton_vllm.openai.fields import REFUSED, ROUTES
 from vllm_env.serve.processes import is_alive
-from vllm_env.serve.server import free_ports
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -94,10 +93,9 @@ PIECES = {"text", "content", "delta", "reasoning", "partial_json", "thinking", "
 
 
 @pytest.fixture(scope="module")
-def url(chat_server: TritonServer, chat_openai_port: int) -> str:
+def url(chat_server: TritonServer) -> str:
     """Our port, of the model that test_model_chat.py asks through Triton."""
-    assert chat_server.running
-    return f"http://127.0.0.1:{chat_openai_port}"
+    return openai_url(chat_server)
 
 
 @pytest.fixture(scope="module")
@@ -290,14 +288,13 @@ DEAD = "Model is unavailable due to unhealthy vLLM engine"
 @pytest.fixture(scope="module")
 def mortal(serving: Serve, long_arguments: dict[str, object]) -> Iterator[tuple[TritonServer, str]]:
     """A server whose model and engine these tests end, in this order."""
-    port = free_ports().http
 
     def prepare(model: Path) -> None:
-        with_parameter(model, "OPENAI_PORT", str(port))
+        with_openai(model)
         with_parameter(model, "UNLOAD_GRACE_SECONDS", "3")
 
     with serving(long_arguments, environment=ONE_THREAD, prepare=prepare, arguments=(EXPLICIT, "--load-model=vllm")) as server:
-        yield server, f"http://127.0.0.1:{port}"
+        yield server, openai_url(server)
 
 
 def _error(stream: EventStream) -> str:
