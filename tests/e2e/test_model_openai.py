@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,6 +193,32 @@ def test_other_paths_get_a_reply(url: str) -> None:
     assert get(url, "/health") == (200, "")
     assert "version" in json.loads(get(url, "/version")[1])
     assert "vllm:generation_tokens_total{" in get(url, "/metrics")[1]
+
+
+CLIENT = """
+import sys
+from openai import BadRequestError, OpenAI
+
+client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0)
+print([model.id for model in client.models.list()])
+hello = {"model": "vllm", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0, "max_tokens": 48}
+print(repr(client.chat.completions.create(**hello).choices[0].message.content))
+pieces = client.chat.completions.create(**hello, stream=True)
+print(repr("".join(piece.choices[0].delta.content or "" for piece in pieces)))
+print(repr(client.responses.create(model="vllm", input="Hello!", temperature=0, max_output_tokens=48).output_text))
+try:
+    client.completions.create(model="vllm", prompt="x", extra_body={"vllm_xargs": {"a": 1}})
+except BadRequestError as error:
+    print(error.param)
+"""
+
+
+def test_the_openai_package_is_a_client(url: str, parts: Parts) -> None:
+    """Whole, streamed and refused."""
+    argv = [parts.environment / "bin" / "python", "-c", CLIENT, url]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "PYTHONPATH": ""})
+    said = repr("\n\nHello, how can I help?")
+    assert done.stdout.splitlines() == ["['vllm']", said, said, said, "vllm_xargs"], done.stderr
 
 
 def test_no_other_path_of_vllm_answers(url: str, parts: Parts) -> None:
