@@ -362,7 +362,7 @@ def test_an_unload_lets_requests_finish_and_then_says_so(mortal: tuple[TritonSer
         wait_for(lambda: get(url, "/health")[0] == 503, "the unload")
         status, text = post(url, TEXT, SHORT, timeout=60)
         assert (status, json.loads(text)["error"]["message"]) == (503, "the model is being unloaded")
-        assert _error(stream) == UNLOADED
+        assert UNLOADED in _error(stream)  # before 0.30 after the status
         assert unloading.result()[0] == 200
     wait_for(lambda: _is_closed(url), "the end of the port")
     assert load(server)[0] == 200
@@ -387,7 +387,7 @@ def test_the_servers_end_lets_both_kinds_of_requests_finish(mortal: tuple[Triton
         ours.wait(3)
         tritons.wait(3)
         os.kill(server.pid, signal.SIGTERM)
-        assert _error(ours) == UNLOADED
+        assert UNLOADED in _error(ours)
         assert tritons.wait_end().error == UNLOADED
     wait_for(lambda: not server.running, "the server's end")
     assert "Exit timeout expired" not in server.log.read_text(errors="replace")
