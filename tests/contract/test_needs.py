@@ -9,6 +9,7 @@ import pytest
 from api_contract import adapter, needs
 from contract.unlisted import unlisted
 from triton_vllm.request.sampling import USUAL_TOKENS
+from triton_vllm.vllm_api.openai import SERVER_PLACES
 from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES
 
 ADD = "add to tools/api_contract/needs.py what the adapter uses now"
@@ -88,7 +89,7 @@ def test_protocols_and_variables_are_needs_by_themselves(copy):
 
 def test_the_places_are_those_that_the_adapter_imports_from():
     """They are read without importing it."""
-    assert adapter.read().places == {**PLACES, **OPTIONAL_PLACES}
+    assert adapter.read().places == {**PLACES, **OPTIONAL_PLACES, **SERVER_PLACES}
 
 
 def test_the_default_that_the_adapter_counts_on_is_its_own():

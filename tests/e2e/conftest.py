@@ -13,7 +13,7 @@ from support import models
 from support.first_start import SET_BY_VLLM, FirstStart, reload
 from support.reference import FRESH, ONE_THREAD
 from support.serving import CPU_ARGUMENTS, EXPLICIT
-from support.settings import with_metrics, with_parameter
+from support.settings import with_metrics, with_openai, with_parameter
 from support.sightings import Sightings
 from support.stop_notes import Notes
 from support.trace_collector import trace_collector
@@ -141,6 +141,7 @@ def llama_server(
         with_parameter(model, "OPERATOR_REQUESTS", "sleep, wake_up, is_sleeping, reset_prefix_cache, load_lora")
         with_parameter(model, "ALLOWED_REQUEST_FIELDS", "extra_args,kv_transfer_params,session_id,data_parallel_rank")
         with_parameter(model, "LORA_DIRECTORY", str(lora_directory))
+        with_openai(model)
         one, two = made_models.adapters
         # as the official backend has it: from the directory on in which the server was started
         (model / "multi_lora.json").write_text(json.dumps({"one": str(one), "two": str(two), "fixed": "fixed"}), encoding="utf-8")
@@ -163,17 +164,17 @@ def chat_arguments(parts: Parts) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def chat_server(serving: Serve, chat_arguments: dict[str, object], collector: Collector) -> Iterator[TritonServer]:
-    """A server that chats, in short steps; its operator has chosen traces, also of Triton, and no metrics."""
+    """A server that chats on both APIs, in short steps; its operator has chosen traces, also of Triton, and no metrics."""
     engine = {**chat_arguments, "tool_parser": "hermes", "otlp_traces_endpoint": f"{collector.url}/vllm"}
     tracing = ("mode=opentelemetry", "rate=1", "level=TIMESTAMPS", f"opentelemetry,url={collector.url}/triton")
     arguments = tuple(f"--trace-config={value}" for value in tracing)
-    with serving(engine, environment=TRACING, arguments=arguments) as running:
+    with serving(engine, environment=TRACING, arguments=arguments, prepare=with_openai) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def embedding_server(serving: Serve, made_models: models.MadeModels) -> Iterator[TritonServer]:
-    """A server with the BERT."""
+    """A server with the BERT, on both APIs."""
     engine = {"model": str(made_models.embedding), "runner": "pooling", "max_model_len": 128}
-    with serving(engine, environment=ONE_THREAD) as running:
+    with serving(engine, environment=ONE_THREAD, prepare=with_openai) as running:
         yield running

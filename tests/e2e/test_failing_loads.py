@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,10 @@ from support.model_control import load
 from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.serving import EXPLICIT, in_small_place, is_cuda, serve
+from support.settings import with_parameter
 from support.sightings import Sightings, gone
 from support.triton_client import get
+from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +77,38 @@ def with_arguments(**more: Any) -> Callable[[Path], None]:
         file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **more}), encoding="utf-8")
 
     return change
+
+
+def with_openai(port: int, **more: str) -> Callable[[Path], None]:
+    """Return a function that lets a model serve vLLM's OpenAI API, too."""
+
+    def change(model: Path) -> None:
+        for name, value in {"OPENAI_PORT": str(port), **more}.items():
+            with_parameter(model, name, value)
+
+    return change
+
+
+def test_a_port_that_cannot_be_had_ends_the_load(idle: TritonServer) -> None:
+    """Before vLLM is imported: one that is taken, and one that other machines could reach without a key."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        start = len(said(idle))
+        assert f"OPENAI_PORT: port {port} of 127.0.0.1 is taken" in refused(idle, "taken_port", with_openai(port))
+        assert "VLLM_API_KEY" in refused(idle, "open_port", with_openai(port, OPENAI_HOST="0.0.0.0"))
+    assert "importing vLLM" not in said(idle)[start:]
+
+
+def test_a_wrong_argument_of_the_openai_server_ends_the_load(idle: TritonServer) -> None:
+    """Before the engine starts; vLLM's own check says what is wrong with its value."""
+
+    def change(model: Path) -> None:
+        with_openai(free_ports().http)(model)
+        (model / "vllm_openai_args.json").write_text('{"chat_template": "no_such_file.jinja"}')
+
+    start = len(said(idle))
+    assert "no_such_file.jinja" in refused(idle, "wrong_template", change)
+    assert "starting the engine" not in said(idle)[start:]
 
 
 def test_a_load_that_fails_leaves_no_process(idle: TritonServer, cache: dict[str, str]) -> None:

@@ -25,7 +25,8 @@ from support.models import LONG_POSITIONS
 from support.open_stream import OpenStream
 from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
-from support.settings import with_metrics, with_parameter
+from support.settings import openai_url, with_metrics, with_openai, with_parameter
+from support.triton_client import get, post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def trio(serving: Serve, made_models: MadeModels, adapters: Path) -> Iterator[Tr
         with_instances(model, COUNT)
         with_parameter(model, "LORA_DIRECTORY", str(adapters))
         with_metrics(model)
+        with_openai(model)
 
     engine = {
         "model": str(made_models.llama),
@@ -134,6 +136,18 @@ def test_instances_answer_as_one_does(trio: TritonServer, llama_server: TritonSe
     assert len(set(alone)) == 3
     assert len(engines(trio)) == 1
     assert len(stubs(trio)) == len(instances_asked(trio, start)) == COUNT
+
+
+def test_instances_share_the_port_of_the_openai_server(trio: TritonServer) -> None:
+    """The kernel chooses one for each connection; none has the metrics of all."""
+    start = len(said(trio))
+    url = openai_url(trio)
+    for _ in range(4 * MANY):
+        status, text = post(url, "/v1/completions", {"model": "two", "prompt": PROMPT, "max_tokens": 1}, timeout=300)
+        assert status == 200, text
+    assert len(set(re.findall(r"pid=(\d+)\).*Added request cmpl-", said(trio, start)))) == COUNT
+    assert get(url, "/metrics")[0] == 404
+    assert len(engines(trio)) == 1
 
 
 def test_a_changed_adapter_is_seen_by_all_instances(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from vllm_env.serve.server import free_ports
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vllm_env.serve.server import TritonServer
 
 
 def with_parameter(model: Path, name: str, value: str) -> None:
@@ -21,6 +25,19 @@ def with_parameter(model: Path, name: str, value: str) -> None:
 def with_metrics(model: Path) -> None:
     """Turn REPORT_CUSTOM_METRICS on."""
     with_parameter(model, "REPORT_CUSTOM_METRICS", "yes")
+
+
+def with_openai(model: Path) -> None:
+    """Serve vLLM's OpenAI API, too, on a free port, which ``openai_url`` finds."""
+    with_parameter(model, "OPENAI_PORT", str(free_ports().http))
+
+
+def openai_url(server: TritonServer) -> str:
+    """Return ``http://127.0.0.1:PORT`` of that API."""
+    text = (server.repository / "vllm" / "config.pbtxt").read_text(encoding="utf-8")
+    found = re.search(r'"OPENAI_PORT"\s*value: { string_value: "(\d+)" }', text)
+    assert found
+    return f"http://127.0.0.1:{found[1]}"
 
 
 def with_line(model: Path, line: str, *, after: str) -> None:

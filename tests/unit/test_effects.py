@@ -19,9 +19,10 @@ ROOMS = {
         "base": {FILE, THREAD},
         "constraints": {PROCESS, SOCKET, THREAD},
         "engine": {THREAD},
-        "instances": {FILE},
+        "instances": {FILE, THREAD},
         "lora": {FILE, THREAD},
         "metrics": {FILE, THREAD},
+        "openai": {SOCKET},
         "reply": {THREAD},
         "startup": {PROCESS, FILE, SOCKET, THREAD, STATE},
         "vllm_api": {PATCH},  # and vLLM starts its processes where it is called from here

@@ -22,6 +22,7 @@ LATE = {
     "vllm",
     "PIL",
     "prometheus_client",
+    "uvicorn",
     "uvloop",
     "cv2",
 }  # take seconds, or are in the environment only

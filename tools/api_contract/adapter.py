@@ -50,6 +50,7 @@ def read(folder: Path = VERSION_FOLDER) -> Needs:
     parts = package / "vllm_api" / "parts.py"
     required = _literal(parts, "PLACES")
     places = required | _literal(parts, "OPTIONAL_PLACES")
+    places |= _literal(package / "vllm_api" / "openai.py", "SERVER_PLACES")
     since = {**needs.SINCE, **dict.fromkeys(required, needs.OLDEST)}
     # 2) Classes and their members; what `needs` states of a member comes last and counts
     classes: dict[str, dict[str, Member]] = defaultdict(dict)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from api_contract.bodies import BODIES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -63,6 +65,11 @@ SINCE: Mapping[str, str] = {
     "disable_envs_cache": "0.20",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": OLDEST,
     "DEFAULT_LOGGING_CONFIG": OLDEST,
+    # `generate` raises another exception as it is. It is used where GracefulHTTPError is missing.
+    "InputStreamError": "0.15",
+    # The other names of vLLM's own server, `vllm_api.openai`.
+    **dict.fromkeys(("build_app", "init_app_state", "FrontendArgs", "make_arg_parser"), OLDEST),
+    **dict.fromkeys(("validate_parsed_serve_args", "FlexibleArgumentParser"), OLDEST),
 }
 # Class -> its used members, in addition to those that triton_vllm.base.protocols declares.
 STATED: Mapping[str, Mapping[str, Member]] = {
@@ -261,6 +268,7 @@ MADE: Mapping[str, tuple[str, ...]] = {
 POSITIONAL = ("vllm.lora.request.LoRARequest",)
 # All fields of these classes are recorded: clients name them, or they are part of an answer.
 RECORDED = (
+    *BODIES,
     "vllm.outputs.RequestOutput",
     "vllm.outputs.CompletionOutput",
     "vllm.outputs.PoolingRequestOutput",
@@ -378,6 +386,8 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "0.28",
         ("generator = torch.Generator(device=self.device)", "gen.set_offset(gen.get_offset() - 4)"),
     ),
+    # `openai.seam` is the `self` of these two methods, so that its own `add_request` is called.
+    "vllm.v1.engine.async_llm": (OLDEST, ("await self.add_request(",)),
     "vllm.multimodal.media.audio": (
         "0.24",
         (

@@ -16,7 +16,8 @@ MODULES = {
 }
 TRITON = {"base.triton", "service", "startup.load", "request.admit"}
 """These need Triton's module, which only the stub has."""
-HEAVY = {"vllm", "torch", "transformers", "uvloop", "prometheus_client", "cv2", "triton_vllm.service"}
+HEAVY = {"vllm", "torch", "transformers", "uvloop", "uvicorn", "prometheus_client", "cv2"}
+HEAVY |= {"uvicorn.protocols.http.httptools_impl", "triton_vllm.service", "triton_vllm.openai.start"}
 """These may be imported inside a function: they take long, or may be absent."""
 
 
@@ -46,3 +47,14 @@ def test_every_module_imports_without_vllm_and_all_but_a_few_without_triton():
     wanted = [name for name in MODULES if name.removeprefix("triton_vllm.") not in TRITON]
     code = f"import sys; sys.modules['vllm'] = sys.modules['triton_python_backend_utils'] = None; import {', '.join(wanted)}"
     subprocess.run([sys.executable, "-c", code], cwd=PLACE, check=True, timeout=300)
+
+
+def test_without_a_port_nothing_of_the_openai_server_is_imported():
+    """Neither this project's part of it nor what it needs."""
+    code = (
+        "import sys, unittest.mock as m; sys.modules['triton_python_backend_utils'] = m.MagicMock(); import triton_vllm.service; "
+    )
+    code += "print([name for name in sys.modules if name.startswith(('triton_vllm.openai', 'uvicorn', 'fastapi'))])"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=PLACE, check=True, timeout=300, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

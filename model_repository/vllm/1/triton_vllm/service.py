@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 from triton_vllm.answer import Reply
 from triton_vllm.base import official, triton
-from triton_vllm.base.errors import AdapterError, InternalError
+from triton_vllm.base.errors import AdapterError, ConfigError, InternalError
 from triton_vllm.engine.gate import Gate
 from triton_vllm.reply.response import assembler
 from triton_vllm.request.admit import Admission, Policy
+from triton_vllm.startup import interpreter
 from triton_vllm.startup.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from triton_vllm.base.protocols import TritonRequest
+    from triton_vllm.openai.server import Plan
 
 
 class Service:
@@ -56,6 +58,41 @@ class Service:
                 parsers=self._model.parsers,
             ),
         )
+
+        if prepared.openai is not None:
+            self._serve_openai(prepared.openai)
+
+    def _serve_openai(self, plan: Plan) -> None:
+        # Without a port, nothing of that room is imported.
+        from triton_vllm.openai import start
+
+        prepared = self._model.prepared
+        engine = self._model.engine
+        limits = prepared.settings.limits
+        # An unload waits for the server, and this gate is asked in the event loop.
+        gate = Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=None)
+        try:
+            engine.attach(
+                start.server(
+                    plan,
+                    engine,
+                    gate,
+                    vllm=prepared.vllm,
+                    limits=limits,
+                    adapters=prepared.adapters,
+                )
+            )
+            # The application has as many objects as the rest of the adapter.
+            interpreter.tune()
+            self._log.info(f"vLLM's OpenAI server listens on port {plan.port.number}")
+        # vLLM may raise anything, and each is a reason why the load failed.
+        except Exception as error:
+            self._model.close()
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"vLLM's OpenAI server did not start: {type(error).__name__}: {error}"
+            ) from error
 
     def accept(self, request: TritonRequest) -> None:
         """Take one Triton request; it is answered later, or at once if it is refused."""

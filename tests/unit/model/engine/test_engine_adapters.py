@@ -14,6 +14,7 @@ from support.fake_reply import fake_job
 from support.patience import wait_for
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.engine import runner
+from triton_vllm.engine.visit import LINGER_S
 from triton_vllm.lora.store import Version
 
 
@@ -148,7 +149,7 @@ def test_an_adapter_lingers_after_its_request(started):
     got.get(timeout=PROMISED)
     llm.collectors.clear()
     del j, put
-    for passed, kept in ((runner.LINGER_S - 1, True), (2, False)):
+    for passed, kept in ((LINGER_S - 1, True), (2, False)):
         clock.now += passed
         engine._loop.call_soon_threadsafe(lambda: None)
         wait_for(lambda kept=kept: engine.runner.store.is_in_use() is kept)

@@ -248,7 +248,7 @@ class Shared(Sole):
     def __init__(self):
         self.lost, self.calls = None, []
 
-    async def start(self):
+    async def start(self, *, in_thread=False):
         self.lost = None
         return Llm()
 

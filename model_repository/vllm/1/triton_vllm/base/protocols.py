@@ -277,6 +277,9 @@ class EngineClient(Protocol):
     def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
         """Add a request and return its outputs."""
 
+    def encode(self, prompt: Any, pooling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        """Add a request for pooling and return its output."""
+
     async def add_lora(self, lora_request: Any) -> object:
         """Load an adapter."""
 

@@ -174,6 +174,16 @@ def _function_name(value: Any) -> str | None:
 
 def _kwargs(limits: Limits, text: str) -> dict[str, Any]:
     kwargs = json_object(text, "chat_template_kwargs", limits.max_json_depth)
+    check_template_kwargs(limits, kwargs)
+    return kwargs
+
+
+def check_template_kwargs(limits: Limits, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments of the chat template that a request must not set.
+
+    Raises:
+        InvalidRequestError: there is such an argument. The text names it.
+    """
     # EngineCore gets them too, for its parser of reasoning.
     check_integers(kwargs, "chat_template_kwargs")
     known = limits.allowed_chat_template_kwargs
@@ -193,4 +203,3 @@ def _kwargs(limits: Limits, text: str) -> dict[str, Any]:
             raise InvalidRequestError(
                 f"chat_template_kwargs cannot hold '{shown(name)}'{closest(name, known)}"
             )
-    return kwargs

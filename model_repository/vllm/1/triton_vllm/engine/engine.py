@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from triton_vllm import vllm_api
 from triton_vllm.engine.loop import LoopThread
@@ -18,6 +18,8 @@ from triton_vllm.engine.runner import Runner
 from triton_vllm.instances.source import Loss
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import EngineClient, Log
     from triton_vllm.engine.prompts import Prompter
@@ -25,6 +27,19 @@ if TYPE_CHECKING:
     from triton_vllm.instances.source import Source
     from triton_vllm.job import Job
     from triton_vllm.lora.store import AdapterStore
+
+
+class Front(Protocol):
+    """Another API over the engine; all methods are called in the event loop."""
+
+    async def use(self, llm: EngineClient, tasks: Sequence[str]) -> None:
+        """Answer with this engine from now on."""
+
+    def leave(self) -> None:
+        """Take no more requests."""
+
+    async def close(self) -> None:
+        """End the connections; the requests have been ended."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,7 @@ class Engine:
 
     Attributes:
         runner: takes the requests.
+        prompter: makes prompts from requests.
         facts: what the model can do and take. They stay the same when the engine is started again.
     """
 
@@ -86,7 +102,7 @@ class Engine:
         pace: Pace,
     ) -> None:
         self._source = source
-        self._prompter = prompter
+        self.prompter = prompter
         self._log = log
         self._pace = pace
         self._silence = pace.silence or vllm.step_timeout_s
@@ -98,6 +114,7 @@ class Engine:
         self._llm: EngineClient
         self._ending = threading.Event()
         self._asked_at = 0.0
+        self._front: Front | None = None
         # How long EngineCore has not answered, s. 0 if it does not hang.
         self._hung_for = 0.0
         self.runner = Runner(self._loop, prompter, self._translator, limits, log)
@@ -131,10 +148,26 @@ class Engine:
         """
         return vllm_api.Parsers(self._llm, names)
 
+    def note(self, what: str, error: Exception) -> None:
+        """Log an exception; the first one from a place in the code is logged with its traceback."""
+        self._translator.note(what, error)
+
+    def attach(self, front: Front) -> None:
+        """Let another API serve from now on.
+
+        Raises:
+            Exception: it cannot; the engine still runs.
+        """
+        self._front = front
+        self._thread.run(front.use(self._llm, self.facts.tasks))
+
     def leave(self, grace_s: float) -> None:
         """Cancel the requests in flight after ``grace_s`` seconds."""
         # The server is stopping. It unloads the model only after the last response.
         self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self._keep_refusing)
+        # Triton itself takes no more requests.
+        if self._front is not None:
+            self._loop.call_soon_threadsafe(self._front.leave)
 
     def stop(self, grace_s: float) -> None:
         """Let requests finish within ``grace_s`` seconds, cancel the rest and shut vLLM down.
@@ -150,14 +183,17 @@ class Engine:
         self._thread.end()
 
     async def _load(self) -> None:
-        self._llm = await self._source.start()
+        # Another API answers meanwhile, and says that there is no engine.
+        self._llm = await self._source.start(in_thread=self._front is not None)
         self.facts = vllm_api.facts(self._llm, await self._llm.get_supported_tasks())
         # A model that only pools has no token to sample.
         if "generate" in self.facts.tasks:
-            await self._prompter.start(self._llm)
+            await self.prompter.start(self._llm)
         self._hung_for = 0.0
         self._asked_at = self._loop.time()
         self._source.share()
+        if self._front is not None:
+            await self._front.use(self._llm, self.facts.tasks)
         self.runner.use(self._llm, self.facts)
 
     def _check(self) -> None:
@@ -205,7 +241,7 @@ class Engine:
     def _ask_now_and_then(self) -> None:
         """Ask EngineCore a question from time to time while requests are open."""
         is_due = self._loop.time() - self._asked_at > self._pace.question_period
-        if is_due and self.runner.in_flight.jobs():
+        if is_due and self.runner.in_flight.count():
             # Infinity until the answer comes: one question at a time.
             self._asked_at = math.inf
             self._loop.create_task(self._ask())
@@ -246,7 +282,10 @@ class Engine:
             began = time.monotonic()
             try:
                 # When an engine has died, its workers may still hold the devices' memory.
-                self._llm.shutdown()
+                if self._front is None:
+                    self._llm.shutdown()
+                else:
+                    await asyncio.to_thread(self._llm.shutdown)
                 await self._load()
             except Exception as error:  # noqa: BLE001 - e.g. out of memory, until it is freed
                 delay = delays[min(attempt, len(delays) - 1)]
@@ -271,12 +310,16 @@ class Engine:
         """Wait for the requests in flight, then end vLLM and everything else in the loop."""
         end = self._loop.time() + grace_s
         in_flight = self.runner.in_flight
+        if self._front is not None:
+            self._front.leave()
         # Polled once per unload, because an event would have to be set for each request.
         while in_flight.count() and self._loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         self.runner.refuse_all(UNLOADED)
         # Lets the tasks begin that stop the refused requests.
         await asyncio.sleep(0)
+        if self._front is not None:
+            await self._front.close()
         self._source.close()
         self._llm.shutdown()
         if self.runner.store is not None:

@@ -11,15 +11,16 @@ from triton_vllm.base.errors import AdapterError, InvalidRequestError, Unsupport
 from triton_vllm.call import GenerateRequest
 from triton_vllm.chat.request import Chat
 from triton_vllm.constraints.trials import Trials
-from triton_vllm.engine.tokenizing import tokenize
+from triton_vllm.engine.tokenizing import refuse_long, tokenize
 from triton_vllm.engine.turns import Turns
 from triton_vllm.media import decode
 from triton_vllm.pooling.embedding import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.constraints.checks import Constraint
 
 _log = logging.getLogger(__name__)
 # Decoding a picture may take three times the bytes of its pixels.
@@ -100,6 +101,37 @@ class Prompter:
                 )
         return await tokenize(self._vllm, llm, prompt, self._turns)
 
+    async def try_constraint(self, llm: EngineClient, constraint: Constraint) -> None:
+        """Return if vLLM may compile a constraint.
+
+        Raises:
+            AdapterError: it costs too much, or is wrong.
+        """
+        await self._trials.check(llm, constraint)
+
+    async def check_text(self, llm: EngineClient, text: str) -> None:
+        """Return if a text may be tokenized as a whole.
+
+        Raises:
+            InvalidRequestError: it has far more tokens than the model takes.
+        """
+        renderer = vllm_api.renderer(self._vllm, llm)
+        tokenizer = renderer and vllm_api.pooled_tokenizer(self._vllm, renderer)
+        if tokenizer is not None:
+            most = vllm_api.facts(llm).max_tokens
+            await refuse_long(tokenizer, text, most, self._turns)
+
+    async def check_videos(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Return if the videos in messages may be decoded.
+
+        Raises:
+            AdapterError: a video is too long or too large, or is no video.
+        """
+        videos = decode.videos_within(messages)
+        if videos:
+            async with self._reading:
+                await asyncio.to_thread(decode.check_within, videos, self._check)
+
     async def make_pair(self, llm: EngineClient, part: Part, params: Any) -> tuple[Any, Any]:
         """Return the prompt and its parameters for two texts that a cross-encoder reads together.
 
@@ -121,10 +153,8 @@ class Prompter:
         kwargs = dict(chat.template_kwargs)
         if chat.tools:
             kwargs["tools"] = [dict(tool) for tool in chat.tools]
-        videos = decode.videos_within(chat.messages) if chat.media else ()
-        if videos:
-            async with self._reading:
-                await asyncio.to_thread(decode.check_within, videos, self._check)
+        if chat.media:
+            await self.check_videos(chat.messages)
         messages = [dict(message) for message in chat.messages]
         try:
             return await vllm_api.render_chat(self._vllm, llm, messages, kwargs)

@@ -19,6 +19,8 @@ from triton_vllm.base.errors import (
 )
 from triton_vllm.engine.cost import bound_cost
 from triton_vllm.engine.in_flight import BEGUN, InFlight
+from triton_vllm.engine.visit import LINGER_S
+from triton_vllm.engine.visits import Visits
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import ASLEEP, Operator
 from triton_vllm.pooling.gathering import Gathering
@@ -40,11 +42,6 @@ if TYPE_CHECKING:
     Put = Callable[[Reply, Item], None]
 
 
-# EngineCore may be in a step, and may read the adapter again.
-LINGER_S = 30.0
-"""How long a replaced adapter stays after its last request, s."""
-
-
 class Runner:
     """Runs jobs in vLLM.
 
@@ -62,6 +59,7 @@ class Runner:
         llm: the engine that runs the jobs. None if there is no engine.
         in_flight: the jobs.
         moved: when the last output of any job came, in the event loop's time in seconds.
+        visits: the requests that did not come through Triton.
         operator: runs operator requests.
         store: the LoRA adapters. None if there are no adapters.
         unhealthy: whether the engine has failed vLLM's health check.
@@ -87,6 +85,12 @@ class Runner:
         self.llm: EngineClient | None = None
         self.in_flight = InFlight()
         self.moved = 0.0
+
+        def note_output() -> None:
+            self.moved = loop.time()
+
+        self.visits = Visits(loop, translator, limits, note_output, lambda: self.llm)
+        self.in_flight.visits = self.visits
         self.operator = Operator(self.in_flight.is_busy, log)
         self.unhealthy = False
         # Set by ``check_health``.
@@ -120,6 +124,7 @@ class Runner:
         self.llm = None
         for job in self.in_flight.jobs():
             self._finish(job, UnavailableError(DEAD))
+        self.visits.end_all(UnavailableError(DEAD))
         self.operator.give_up()
         if self.store is not None:
             self.store.give_up()
@@ -147,21 +152,27 @@ class Runner:
             self._abort(job, UnavailableError(reason))
         for job in self.in_flight.unwritten():
             job.reply.refusal = UnavailableError(reason)
+        self.visits.end_all(UnavailableError(reason))
 
     def refuse_overdue(self) -> None:
         """End the jobs that have been in vLLM's queue for too long."""
         limit = self._limits.max_queue_seconds
         if not limit or self.llm is None:
             return
-        overdue = self.in_flight.overdue(self._loop.time() - limit, self.llm)
+        came = self._loop.time() - limit
+        overdue = self.in_flight.overdue(came, self.llm)
+        visits = self.visits.overdue(came, self.llm)
+        text = (
+            f"the model has not begun to work on the request after {limit} s in the queue; "
+            "try again later"
+        )
         for job in overdue:
-            text = (
-                f"the model has not begun to work on the request after {limit} s in the queue; "
-                "try again later"
-            )
             self._abort(job, UnavailableError(text))
-        if overdue:
-            self._log.warning(f"{len(overdue)} requests were refused after {limit} s in the queue")
+        for visit in visits:
+            self.visits.end(visit, UnavailableError(text))
+        count = len(overdue) + len(visits)
+        if count:
+            self._log.warning(f"{count} requests were refused after {limit} s in the queue")
 
     def _begin(self, job: Job) -> None:
         # The engine may have died since, or is being unloaded.

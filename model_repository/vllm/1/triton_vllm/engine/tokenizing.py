@@ -65,7 +65,7 @@ async def tokenize(
     if needs_thread(prompt, pooled=tokenizer is not None):
         if tokenizer is not None:
             most = vllm_api.facts(llm).max_tokens
-            await _refuse_long(tokenizer, prompt.get("prompt", ""), most, turns)
+            await refuse_long(tokenizer, prompt.get("prompt", ""), most, turns)
         (rendered,) = await renderer.render_cmpl_async([vllm_api.parse_prompt(vllm, llm, prompt)])
     else:
         await turns.take()
@@ -73,8 +73,18 @@ async def tokenize(
     return rendered
 
 
-async def _refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> None:
-    """Refuse a text with far more tokens than the model takes, without counting all of them."""
+async def refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> None:
+    """Refuse a text with far more tokens than the model takes, without counting all of them.
+
+    Args:
+        tokenizer: the tokenizer; any thread may use it.
+        text: the text.
+        most: tokens that the model takes. 0 means unknown.
+        turns: lets one thread count at a time.
+
+    Raises:
+        InvalidRequestError: the text has far more tokens.
+    """
     if len(text) <= most * USUAL_CHARACTERS or most <= 0:
         return
     count = 0

@@ -14,6 +14,7 @@ import os
 import struct
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from triton_vllm import vllm_api
@@ -22,7 +23,7 @@ from triton_vllm.instances.rendezvous import Rendezvous, seat
 from triton_vllm.instances.source import Loss, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from triton_vllm.base.protocols import EngineClient, Log, PrometheusFamily
@@ -96,11 +97,16 @@ class Frontends(Source):
         """Whether this instance has launched the engine, or must launch it."""
         return self._meeting.leads
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the instance that launches the engine when the model is loaded."""
+        return self._own.index == 0
+
     def adapters(self) -> Path:
         """Return the folder for the copies of LoRA adapters."""
         return self._meeting.adapters()
 
-    async def start(self) -> EngineClient:
+    async def start(self, *, in_thread: bool = False) -> EngineClient:
         """Launch the engine, or wait for it and connect; see ``Source``.
 
         Raises:
@@ -110,11 +116,11 @@ class Frontends(Source):
         while True:
             # Only an instance that has had an engine may take the lead. At first, instance 0 leads.
             if self.leads or (self._engine and self._meeting.lead()):
-                return self._noting(self._launch())
+                return self._noting(await _called(in_thread, self._launch))
             address = self._meeting.address()
             # After a loss, the address of the old engine may still be there.
             if address is not None and address.engine != self._engine:
-                return self._noting(self._connect(address))
+                return self._noting(await _called(in_thread, partial(self._connect, address)))
             if not self._engine:
                 self._require_first(until)
             await asyncio.sleep(PERIOD_S)
@@ -208,6 +214,10 @@ class Frontends(Source):
             # No other instance may start the engine either.
             self.close()
         self._meeting.leave()
+
+
+async def _called(in_thread: bool, make: Callable[[], EngineClient]) -> EngineClient:  # noqa: FBT001
+    return await asyncio.to_thread(make) if in_thread else make()
 
 
 def _only(family: PrometheusFamily, ranks: set[str]) -> PrometheusFamily:

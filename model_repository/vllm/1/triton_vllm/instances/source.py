@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,12 @@ class Source:
 
     # Except for `start`, the methods here are those of an engine without other instances.
 
-    async def start(self) -> EngineClient:
-        """Start the engine or connect to it, and return its client; also after each loss."""
+    async def start(self, *, in_thread: bool = False) -> EngineClient:
+        """Start the engine or connect to it, and return its client; also after each loss.
+
+        Args:
+            in_thread: whether the event loop goes on meanwhile.
+        """
         raise NotImplementedError
 
     def share(self) -> None:
@@ -64,8 +69,10 @@ class Sole(Source):
     vllm: vllm_api.Vllm
     values: Mapping[str, Any]
 
-    async def start(self) -> EngineClient:
+    async def start(self, *, in_thread: bool = False) -> EngineClient:
         """See ``Source``."""
+        if in_thread:
+            return await asyncio.to_thread(vllm_api.start, self.vllm, self.values)
         # This blocks the loop, as in vLLM's own server. Nothing else can be done until the model is
         # loaded.
         return vllm_api.start(self.vllm, self.values)

@@ -70,7 +70,7 @@ def build(
         if chat.most is not None:
             tokens = checked["max_tokens"]
             checked["max_tokens"] = chat.most if tokens is None else min(chat.most, tokens)
-    _check_amounts(limits, checked, chat.room if chat else USUAL_TOKENS)
+    check_amounts(limits, checked, chat.room if chat else USUAL_TOKENS)
     # A stream gets only new tokens. A whole answer comes at the end, in one output.
     checked["output_kind"] = schema.streaming if stream else schema.whole
     try:
@@ -79,7 +79,17 @@ def build(
         raise InvalidRequestError(f"sampling parameters: {_reason(error)}") from None
 
 
-def _check_amounts(limits: Limits, values: Mapping[str, Any], usual: int) -> None:
+def check_amounts(limits: Limits, values: Mapping[str, Any], usual: int) -> None:
+    """Refuse parameters that ask for too much.
+
+    Args:
+        limits: the model's limits.
+        values: the parameters.
+        usual: tokens of an answer whose parameters have no ``max_tokens``.
+
+    Raises:
+        InvalidRequestError: a parameter exceeds a limit. The text has its name and the limit.
+    """
     n = values.get("n", 1)
     # Without a second completion, the model's length is the limit.
     if n > 1:
@@ -151,7 +161,7 @@ def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[
         name: values.pop(f"guided_{name}") for name in GUIDED if f"guided_{name}" in values
     }
     if "response_format" in values:
-        constraint |= _response_format(values.pop("response_format"))
+        constraint |= response_format(values.pop("response_format"))
     for name in ("structured_outputs", "guided_decoding"):
         if name in values:
             constraint |= _object(values.pop(name), name)
@@ -202,8 +212,12 @@ def _object(value: Any, name: str) -> dict[str, Any]:
     return fields
 
 
-def _response_format(value: Any) -> dict[str, Any]:
-    """Return the constraint for the OpenAI protocol's ``response_format``."""
+def response_format(value: Any) -> dict[str, Any]:
+    """Return the constraint for the OpenAI protocol's ``response_format``.
+
+    Raises:
+        InvalidRequestError: it is not one of that protocol.
+    """
     fields = _object(value, "response_format")
     kind = fields.get("type")
     if kind == "text":

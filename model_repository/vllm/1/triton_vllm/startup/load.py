@@ -115,7 +115,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     with ExitStack() as until_loaded:
         progress = until_loaded.enter_context(Progress(log))
-        prepared = prepare(args, log, progress, until_loaded)
+        prepared = prepare(args, log, progress, until_loaded, shared)
         if instances(args) != 1 and prepared.settings.limits.operator_requests:
             # One instance would not know that another one has put the engine to sleep.
             raise ConfigError(

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from triton_vllm.base.protocols import Log
+    from triton_vllm.instances.frontends import Frontends
+    from triton_vllm.openai.port import Port
+    from triton_vllm.openai.server import Plan
     from triton_vllm.startup.progress import Progress
     from triton_vllm.startup.run_folder import RunFolder
     from triton_vllm.startup.settings import Settings
@@ -61,6 +64,7 @@ class Prepared:
         file_name: the file with the engine arguments. Relative to the model's folder.
         parsers: the parsers that read the answers to chats.
         run_folder: where vLLM's sockets are. None if no folder can be made.
+        openai: what vLLM's OpenAI server is started with. None if there is none.
     """
 
     settings: Settings
@@ -70,10 +74,15 @@ class Prepared:
     file_name: str
     parsers: ParserNames
     run_folder: RunFolder | None
+    openai: Plan | None = None
 
 
 def prepare(
-    args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack
+    args: Mapping[str, str],
+    log: Log,
+    progress: Progress,
+    until_loaded: ExitStack,
+    shared: Frontends | None = None,
 ) -> Prepared:
     """Return everything that a model's engine is started with.
 
@@ -82,9 +91,10 @@ def prepare(
         log: reports the findings.
         progress: reports the phases.
         until_loaded: closed when the engine has started or failed to start.
+        shared: this instance's part in an engine that several share. None if it is the only one.
 
     Raises:
-        ConfigError: the model's files are wrong.
+        ConfigError: the model's files are wrong, or its port is taken.
     """
     # 1) Read the model's files.
     model_dir = Path(args["model_repository"])
@@ -93,6 +103,7 @@ def prepare(
     log.info(manifest.check(model_dir))
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
     arguments, tool_parser = parsers.split(engine_args.read(model_dir, version_dir), file_name)
+    port = _reserve_port(chosen, shared)
     # 2) Set up this process. vLLM reads variables while it is imported, and its processes inherit
     #    them.
     _choose_devices(args, chosen, arguments, log)
@@ -127,7 +138,7 @@ def prepare(
         **_choose_processes(vllm, values),
         **_choose_statistics(chosen, values, file_name),
     }
-    return Prepared(
+    prepared = Prepared(
         settings=chosen,
         vllm=vllm,
         engine_args={**defaults, **values},
@@ -135,6 +146,33 @@ def prepare(
         file_name=file_name,
         parsers=names,
         run_folder=run,
+    )
+    if port is None:
+        return prepared
+    from triton_vllm.openai import start
+
+    plan = start.plan(
+        vllm,
+        port,
+        name=args["model_name"],
+        model_dir=model_dir,
+        engine_args=prepared.engine_args,
+        parsers=names,
+    )
+    return replace(prepared, openai=plan)
+
+
+def _reserve_port(chosen: Settings, shared: Frontends | None) -> Port | None:
+    """Take the port of vLLM's OpenAI server, if the operator wants one."""
+    if not chosen.openai_port:
+        return None
+    from triton_vllm.openai import start
+
+    return start.reserve(
+        chosen.openai_host,
+        chosen.openai_port,
+        without_key=chosen.openai_without_key,
+        first=None if shared is None else shared.is_first,
     )
 
 
@@ -234,4 +272,7 @@ def _choose_statistics(
             f"{file_name}: otlp_traces_endpoint needs the statistics that disable_log_stats "
             "turns off; leave one of them out"
         )
-    return {} if chosen.metrics or traces else {"disable_log_stats": True}
+    # vLLM's OpenAI server publishes them, too.
+    if chosen.metrics or traces or chosen.openai_port:
+        return {}
+    return {"disable_log_stats": True}

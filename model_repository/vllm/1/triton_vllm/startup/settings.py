@@ -43,6 +43,9 @@ class Settings:
             decides.
         lora_directory: LORA_DIRECTORY. The folder that contains a folder for each LoRA adapter.
             Empty if there is no such folder.
+        openai_port: OPENAI_PORT. Where vLLM's own OpenAI server listens. With 0 there is none.
+        openai_host: OPENAI_HOST. The address of that port.
+        openai_without_key: OPENAI_WITHOUT_KEY. Whether programs of other machines need no key.
         limits: limits of requests. Each is a parameter with its name in capitals.
     """
 
@@ -55,6 +58,9 @@ class Settings:
     engine_timeout_s: float = 0.0
     senders: int = 0
     lora_directory: str = ""
+    openai_port: int = 0
+    openai_host: str = "127.0.0.1"
+    openai_without_key: bool = False
     limits: Limits = USUAL
 
 
@@ -113,6 +119,9 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         engine_timeout_s=value("ENGINE_TIMEOUT_SECONDS", _seconds, Settings.engine_timeout_s),
         senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
         lora_directory=value("LORA_DIRECTORY", str, Settings.lora_directory),
+        openai_port=value("OPENAI_PORT", _port, Settings.openai_port),
+        openai_host=value("OPENAI_HOST", str, Settings.openai_host),
+        openai_without_key=value("OPENAI_WITHOUT_KEY", to_bool, Settings.openai_without_key),
         limits=Limits(**limits),
     )
     _refuse_misspelt(parameters, known)
@@ -199,6 +208,13 @@ _LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     "allowed_request_fields": partial(_some_of, ENGINE_FIELDS),
     "operator_requests": partial(_some_of, OPERATIONS),
 }
+
+
+def _port(text: str) -> int:
+    number = to_int(text)
+    if not 0 <= number <= 65_535:
+        raise ValueError(f"must be between 0 and 65535, not {number}; 0 is no port")
+    return number
 
 
 def _senders(text: str) -> int:

@@ -30,6 +30,16 @@ from triton_vllm.vllm_api.fields import (
     sampling_schema,
 )
 from triton_vllm.vllm_api.instances import connect, lacking, launch, note_statistics
+from triton_vllm.vllm_api.openai import (
+    Application,
+    OpenAiError,
+    as_vllms,
+    build_application,
+    ends_generate,
+    server_arg_types,
+    server_args,
+    status_of,
+)
 from triton_vllm.vllm_api.parsers import (
     Conversation,
     ParserError,

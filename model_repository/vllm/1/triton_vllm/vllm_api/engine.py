@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
     """Start AsyncLLM, and block until the model is loaded.
 
-    Call it inside the event loop that will serve it. That loop stands still meanwhile.
+    Call it inside the event loop that will serve it, which stands still meanwhile, or in a thread.
+    vLLM then starts its tasks when the loop uses the engine for the first time.
     """
     usage = vllm.UsageContext.API_SERVER
     return start_with(vllm, values, partial(vllm.AsyncLLM.from_engine_args, usage_context=usage))

@@ -42,8 +42,12 @@ class Schema:
 
 def engine_arg_types(vllm: Vllm) -> dict[str, Any]:
     """Return the engine arguments that this vLLM takes, each with its declared type."""
-    names = [argument.name for argument in dataclasses.fields(vllm.AsyncEngineArgs)]
-    return _types(vllm.AsyncEngineArgs, names)
+    return dataclass_types(vllm.AsyncEngineArgs)
+
+
+def dataclass_types(cls: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass of vLLM's, each with its declared type."""
+    return _types(cls, [argument.name for argument in dataclasses.fields(cls)])
 
 
 def sampling_schema(vllm: Vllm) -> Schema:

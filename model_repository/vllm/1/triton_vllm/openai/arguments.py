@@ -1,0 +1,109 @@
+"""Read ``vllm_openai_args.json``: the arguments of vLLM's server that its engine does not have."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import vllm_api
+from triton_vllm.base.coerce import closest, coerce
+from triton_vllm.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from triton_vllm.vllm_api import ParserNames, Vllm
+
+FILE_NAME = "vllm_openai_args.json"
+OURS: Mapping[str, str] = {
+    "api_key": "set VLLM_API_KEY in the server's environment",
+    "api_server_count": "instance_group in config.pbtxt has the number of front ends",
+    "config": "this file has the arguments",
+    "data_parallel_supervisor_port": "Triton starts the processes",
+    "enable_auto_tool_choice": "tool_parser in vllm_engine_args.json turns it on",
+    "enable_scale_out": "its paths are not served",
+    "enable_ssl_refresh": "load the model again after a change of its certificate",
+    "enable_tokenizer_info_endpoint": "its path is not served",
+    "grpc": "Triton has a gRPC endpoint",
+    "grpc_port": "Triton has a gRPC endpoint",
+    "headless": "the model always has its own front end",
+    "host": "set OPENAI_HOST in config.pbtxt",
+    "lora_modules": "multi_lora.json or LORA_DIRECTORY has the adapters",
+    "middleware": "only the model's own checks stand before vLLM",
+    "model_tag": "vllm_engine_args.json names the model",
+    "port": "set OPENAI_PORT in config.pbtxt",
+    "root_path": "paths are served as they are",
+    "served_model_name": "it is the model's name in Triton",
+    "tokens_only": "its paths are not served",
+    "tool_call_parser": "set tool_parser in vllm_engine_args.json, for both APIs",
+    "tool_parser_plugin": "it would hold for one of the two APIs only",
+    "tool_server": "it runs programs for clients",
+    "trust_request_chat_template": "a template is a program",
+    "trust_request_mm_kwargs": "requests cannot set them",
+    "uds": "set OPENAI_HOST and OPENAI_PORT in config.pbtxt",
+}
+"""Arguments that this model sets or refuses, with what to do instead."""
+# Otherwise any client could write into Triton's log.
+DEFAULTS: Mapping[str, Any] = {"uvicorn_log_level": "error", "disable_uvicorn_access_log": True}
+"""Arguments whose default is not vLLM's."""
+
+
+def read(
+    model_dir: Path, vllm: Vllm, engine_args: Mapping[str, Any], parsers: ParserNames
+) -> dict[str, Any]:
+    """Return the arguments in the model's file; none if there is no file.
+
+    Args:
+        model_dir: the folder with ``config.pbtxt``.
+        vllm: the loaded vLLM.
+        engine_args: the engine's arguments.
+        parsers: the parsers of both APIs.
+
+    Raises:
+        ConfigError: the file is not a JSON object, or has an argument that is unknown, wrong, the
+            model's own, or another one than the engine's.
+    """
+    declared = vllm_api.server_arg_types(vllm)
+    engine = {
+        **engine_args,
+        "tool_call_parser": parsers.tool or None,
+        "reasoning_parser": parsers.reasoning or None,
+    }
+    values = dict(DEFAULTS)
+    for name, value in _object(model_dir / FILE_NAME).items():
+        if name in engine:
+            if value != engine[name]:
+                raise ConfigError(
+                    f"{FILE_NAME}: {name} is another one in vllm_engine_args.json, which has it "
+                    "for both APIs; leave it out here"
+                )
+        elif name in OURS:
+            raise ConfigError(f"{FILE_NAME}: {name} cannot be set here: {OURS[name]}")
+        elif name not in declared:
+            raise ConfigError(
+                f"{FILE_NAME}: vLLM's server has no argument '{name}' that its engine does not have"
+                f"{closest(name, declared)}"
+            )
+        elif value is not None:
+            values[name] = _coerced(name, value, declared[name])
+    return values
+
+
+def _coerced(name: str, value: Any, hint: Any) -> Any:
+    try:
+        return coerce(value, hint)
+    except ValueError as error:
+        raise ConfigError(f"{FILE_NAME}: {name} {error}") from None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path.name} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path.name} must hold a JSON object, not {type(values).__name__}")
+    return values

@@ -1,0 +1,105 @@
+"""Bound what a connection costs before its request is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+HEAD_S = 30.0
+"""How long a request's head may take to arrive on an open connection, s."""
+MOST_OVERHEAD = 64 * 1024
+"""Bytes of a request that are not its body: line, headers, the lengths of its chunks."""
+MOST_WAITING = 16
+"""Requests that a client may send before the first is answered."""
+STALL_S = 120.0
+"""How long a client may read nothing of an answer that is waiting for it, s."""
+
+
+def bounded() -> Any:
+    """Return uvicorn's HTTP protocol with these limits."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        # uvicorn's other protocol has limits of its own, and is slower.
+        return "h11"
+    return type("Bounded", (Bounds, HttpToolsProtocol), {})
+
+
+class Bounds:
+    """The limits, for a class that also inherits uvicorn's protocol.
+
+    httptools keeps a header of any length, and any number of headers and requests.
+    """
+
+    overhead = 0
+    head_timer: asyncio.TimerHandle | None = None
+    stall_timer: asyncio.TimerHandle | None = None
+    # uvicorn's
+    cycle: Any
+    loop: Any
+    pipeline: Any
+    transport: Any
+
+    def connection_made(self, transport: Any) -> None:
+        """See ``asyncio.Protocol``."""
+        super().connection_made(transport)  # type: ignore[misc]
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See ``asyncio.Protocol``."""
+        self._stop_timer()
+        self._reads()
+        super().connection_lost(exc)  # type: ignore[misc]
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        self.overhead += len(data)
+        if self.head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_head()
+        super().data_received(data)  # type: ignore[misc]
+        if self.overhead > MOST_OVERHEAD:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """See ``asyncio.Protocol``."""
+        super().pause_writing()  # type: ignore[misc]
+        self._reads()
+        self.stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See ``asyncio.Protocol``."""
+        self._reads()
+        super().resume_writing()  # type: ignore[misc]
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self._stop_timer()
+        # uvicorn answers an exception of its parser with a 400.
+        if len(self.pipeline) >= MOST_WAITING:
+            raise ValueError("too many requests wait on one connection")
+        super().on_headers_complete()  # type: ignore[misc]
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser with a part of the body."""
+        self.overhead = max(self.overhead - len(body), 0)
+        super().on_body(body)  # type: ignore[misc]
+
+    def on_message_complete(self) -> None:
+        """Called by the parser after the body."""
+        super().on_message_complete()  # type: ignore[misc]
+        self.overhead = 0
+
+    def _reads(self) -> None:
+        if self.stall_timer is not None:
+            self.stall_timer.cancel()
+            self.stall_timer = None
+
+    def _await_head(self) -> None:
+        self.head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None

@@ -1,0 +1,267 @@
+"""Check the content of a body before vLLM reads it: fields, texts, media, constraints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.coerce import closest, shown
+from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
+from triton_vllm.base.limits import refuse_above
+from triton_vllm.chat.request import check_template_kwargs
+from triton_vllm.constraints import checks as constraints
+from triton_vllm.media.checks import KINDS, check_parts
+from triton_vllm.openai.fields import REFUSED
+from triton_vllm.openai.refusal import FieldError
+from triton_vllm.request.fit import check_ids
+from triton_vllm.request.sampling import response_format
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from triton_vllm.base.limits import Limits
+    from triton_vllm.constraints.checks import Constraint
+    from triton_vllm.openai.fields import Route
+    from triton_vllm.vllm_api import Facts
+
+# Parts of other types may hold pictures, files, or the id of something that another server keeps.
+_TEXT_PARTS = frozenset({
+    "input_text", "output_text", "reasoning_text", "redacted_thinking", "refusal", "summary_text",
+    "text", "thinking", "tool_reference", "tool_result", "tool_use",
+})  # fmt: skip
+_ITEMS = frozenset({"function_call", "function_call_output", "message", "reasoning"})
+_CONSTRAINT = frozenset({
+    "choice", "disable_additional_properties", "disable_any_whitespace", "disable_fallback",
+    "grammar", "json", "json_object", "regex", "structural_tag", "whitespace_pattern",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is left to check when the engine can be asked.
+
+    Attributes:
+        constraint: the constraint to try, or None.
+        texts: the texts that vLLM will tokenize.
+        messages: the messages that have media.
+    """
+
+    constraint: Constraint | None = None
+    texts: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+
+
+def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> Content:
+    """Check a body; return what is left to check.
+
+    Args:
+        route: the path's rules.
+        body: the parsed body.
+        limits: the model's limits.
+        facts: what the model can do and take.
+
+    Raises:
+        AdapterError: something in the body is refused. The text names the field.
+    """
+    _check_fields(route, body)
+    texts = [
+        text
+        for name in route.prompts
+        if body.get(name) is not None
+        for text in _prompts(limits, facts, name, body[name])
+    ]
+    media: tuple[Mapping[str, Any], ...] = ()
+    if route.conversation:
+        media = _conversation(route, body, limits, facts)
+    bias = body.get("logit_bias")
+    if isinstance(bias, dict):
+        refuse_above(facts.vocabulary, len(bias), "'logit_bias' has", "entries")
+    if "chat_template_kwargs" in body:
+        _template_kwargs(limits, body["chat_template_kwargs"])
+    return Content(_constraint(limits, body), tuple(texts), media)
+
+
+def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
+    for name, value in body.items():
+        if name in route.fields:
+            continue
+        # Clients write defaults, too: `"use_beam_search": false`.
+        if value is None or value is False:
+            continue
+        reason = REFUSED.get(name)
+        if reason:
+            raise FieldError(name, f"'{name}' is not taken from a request: {reason}")
+        raise FieldError(
+            name, f"unknown field '{shown(name)}'{closest(name, sorted(route.fields))}"
+        )
+
+
+def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[str]:
+    """Yield the texts of a field with a text, tokens, or a list of them."""
+    several = isinstance(value, list) and not _are_ids(value)
+    if several:
+        refuse_above(limits.max_inputs, len(value), f"'{name}' has", "entries")
+    for prompt in value if several else [value]:
+        if isinstance(prompt, str):
+            _check_characters(limits, facts, name, len(prompt))
+            yield prompt
+        elif isinstance(prompt, list) and _are_ids(prompt):
+            refuse_above(facts.max_tokens, len(prompt), f"'{name}' has", "tokens")
+            if prompt and not facts.multimodal:
+                check_ids(name, prompt, facts)
+        else:
+            raise FieldError(name, f"'{name}' must be a text, token ids, or a list of them")
+
+
+def _are_ids(value: list[Any]) -> bool:
+    return all(type(item) is int for item in value)
+
+
+def _check_characters(limits: Limits, facts: Facts, name: str, characters: int) -> None:
+    # Such a text hardly ever fits, so no time is spent on tokenizing it.
+    most = facts.max_tokens * limits.max_characters_per_token
+    if 0 < most < characters:
+        raise FieldError(
+            name,
+            f"'{name}' has {characters} characters, too many for this model's maximum of "
+            f"{facts.max_tokens} tokens; it takes at most {most}",
+        )
+
+
+def _conversation(
+    route: Route, body: Mapping[str, Any], limits: Limits, facts: Facts
+) -> tuple[Mapping[str, Any], ...]:
+    """Check a conversation; return its messages if they have media."""
+    # 1) Messages
+    lengths: list[int] = []
+    messages = body.get("messages") or ()
+    if messages:
+        if not isinstance(messages, list) or not all(_is_message(item) for item in messages):
+            raise FieldError(
+                "messages", "messages must be a list of objects with 'role' and 'content'"
+            )
+        refuse_above(limits.max_messages, len(messages), "messages have", "entries")
+        if route.media:
+            lengths = check_parts(limits, messages)
+        else:
+            for number, message in enumerate(messages):
+                _only_texts(message.get("content"), f"messages[{number}].content")
+    if lengths and not facts.multimodal:
+        raise UnsupportedError("messages: this model takes texts only")
+    # 2) What the other protocols have in place of messages
+    _only_texts(body.get("system"), "system")
+    if isinstance(body.get("input"), list) and "input" in route.conversation:
+        refuse_above(limits.max_messages, len(body["input"]), "input has", "entries")
+        for number, item in enumerate(body["input"]):
+            _item(item, f"input[{number}]")
+    # 3) The rest
+    _check_tools(limits, body.get("tools") or [])
+    characters = sum(_characters(body.get(name)) for name in route.conversation)
+    _check_characters(limits, facts, route.conversation[0], characters - sum(lengths))
+    return tuple(messages) if lengths else ()
+
+
+def _check_tools(limits: Limits, tools: Any) -> None:
+    if not isinstance(tools, list) or not all(map(_is_function, tools)):
+        raise FieldError("tools", "tools must be a list of functions")
+    refuse_above(limits.max_tools, len(tools), "tools has", "entries")
+    refuse_above(limits.max_parameter_bytes, len(json.dumps(tools)), "tools has", "characters")
+
+
+def _is_message(item: Any) -> bool:
+    return isinstance(item, dict) and "role" in item
+
+
+def _is_function(tool: Any) -> bool:
+    # The other kinds would be run by a server: a search, a browser, a program.
+    if not isinstance(tool, dict):
+        return False
+    kind = tool.get("type", "function")
+    # Anthropic's protocol calls them so.
+    return kind == "function" or (kind == "custom" and "input_schema" in tool)
+
+
+def _only_texts(content: Any, name: str) -> None:
+    """Refuse a content that has anything but texts, tool calls and their results."""
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"{name} must be a text or a list of parts")
+    for number, part in enumerate(content):
+        where = f"{name}[{number}]"
+        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise InvalidRequestError(f"{where}: parts of type '{shown(str(kind))}' are not taken")
+        for key in (*KINDS, "source", "file_id", "file_url", "file_data"):
+            if key in part:
+                raise InvalidRequestError(f"{where}: '{key}' is not taken")
+        _only_texts(part.get("content"), where)
+
+
+def _item(item: Any, name: str) -> None:
+    """Check an item of a response's input."""
+    kind = item.get("type") or "message" if isinstance(item, dict) else None
+    if kind not in _ITEMS:
+        raise InvalidRequestError(f"{name}: items of type '{shown(str(kind))}' are not taken")
+    for key in ("content", "output", "summary"):
+        _only_texts(item.get(key), f"{name}.{key}")
+
+
+def _characters(value: Any) -> int:
+    """Return the length of all texts in a JSON value."""
+    count = 0
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, str):
+            count += len(node)
+        elif isinstance(node, dict):
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+    return count
+
+
+def _template_kwargs(limits: Limits, kwargs: Any) -> None:
+    if kwargs is None:
+        return
+    if not isinstance(kwargs, dict):
+        raise FieldError("chat_template_kwargs", "chat_template_kwargs must be an object")
+    check_template_kwargs(limits, kwargs)
+
+
+def _constraint(limits: Limits, body: Mapping[str, Any]) -> Constraint | None:
+    """Check the size of a request's constraint; return it if it must be tried."""
+    fields: dict[str, Any] = {}
+    if body.get("response_format") is not None:
+        fields |= response_format(body["response_format"])
+    for name in ("text", "output_config"):
+        wanted = body.get(name)
+        form = wanted.get("format") if isinstance(wanted, dict) else None
+        if form is not None:
+            fields |= _format(name, form)
+    given = body.get("structured_outputs")
+    if given is not None:
+        if not isinstance(given, dict) or not given.keys() <= _CONSTRAINT:
+            names = ", ".join(sorted(_CONSTRAINT))
+            raise FieldError(
+                "structured_outputs", f"structured_outputs must be an object with some of {names}"
+            )
+        fields |= {name: value for name, value in given.items() if value is not None}
+    if not fields:
+        return None
+    constraints.check(limits, fields)
+    return constraints.to_compile(limits, SimpleNamespace(**fields))
+
+
+def _format(name: str, form: Any) -> dict[str, Any]:
+    """Return the constraint of the other protocols' ``format``."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind in ("text", "json_object"):
+        return {}
+    schema = form.get("schema") if kind == "json_schema" else None
+    if not isinstance(schema, dict):
+        raise FieldError(name, f"{name}.format must be of type text, json_object or json_schema")
+    return {"json": schema}

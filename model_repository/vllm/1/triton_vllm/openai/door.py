@@ -1,0 +1,211 @@
+"""The ASGI application in front of vLLM's: it refuses a request, or passes on what it checked."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import DEAD, AdapterError, InternalError, UnavailableError
+from triton_vllm.openai.body import Bodies, Gone, parse, written
+from triton_vllm.openai.contents import check
+from triton_vllm.openai.fields import ROUTES
+from triton_vllm.openai.refusal import HttpRefusalError, body_of, status_of
+from triton_vllm.openai.seam import VISIT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.engine.visit import Visit
+    from triton_vllm.openai.fields import Route
+    from triton_vllm.openai.seam import Rules
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+# vLLM's server reads a rank, a priority, a session and the request's id from others. Two requests
+# with one id would be stopped together.
+_HEADERS = frozenset({
+    b"accept", b"access-control-request-headers", b"access-control-request-method",
+    b"authorization", b"content-type", b"host", b"origin", b"traceparent", b"tracestate",
+    b"user-agent",
+})  # fmt: skip
+"""The headers that vLLM's application gets."""
+UNLOADING = "the model is being unloaded"
+
+
+class Door:
+    """Takes each HTTP request of the port.
+
+    Args:
+        rules: what a request must pass.
+        key: the API key. Empty if there is none.
+        note: logs an exception of the application.
+        shared: whether other instances listen on the same port.
+
+    Attributes:
+        app: vLLM's application. None before it serves.
+        llm: the engine that the application answers with.
+        know: makes the name of an adapter known to the application.
+        closed: whether the model is being unloaded.
+    """
+
+    def __init__(
+        self, rules: Rules, key: str, note: Callable[[str, Exception], None], *, shared: bool
+    ) -> None:
+        self._rules = rules
+        self._key = hashlib.sha256(key.encode()).digest() if key else b""
+        self._note = note
+        self._shared = shared
+        self._bodies = Bodies(rules.limits)
+        self.app: App | None = None
+        self.llm: EngineClient | None = None
+        self.know: Callable[[str], None] = lambda name: None  # noqa: ARG005
+        self.closed = False
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        # The server is started without the other kinds, lifespan and websocket.
+        if scope["type"] != "http":
+            return
+        try:
+            await self._answer(scope, receive, send)
+        except Gone:
+            # Nobody reads an answer.
+            return
+        except AdapterError as error:
+            await _send(send, status_of(error), body_of(error, scope["path"]))
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
+        route = self._route(scope)
+        method = scope["method"]
+        path = scope["path"]
+        if path == "/health" and method == "GET":
+            is_up = self._rules.runner.is_up() and not self.closed
+            await _send(send, HTTPStatus.OK if is_up else HTTPStatus.SERVICE_UNAVAILABLE, b"")
+            return
+        # A browser asks without a key whether it may ask.
+        if method == "OPTIONS":
+            await self._pass_on(scope, b"", receive, send)
+            return
+        if method != route.method:
+            raise HttpRefusalError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {route.method}")
+        self._check_key(scope)
+        if self.closed:
+            raise UnavailableError(UNLOADING)
+        if method == "GET":
+            await self._pass_on(scope, b"", receive, send)
+            return
+        # 1) Refuse what no request may do now, before anything is read.
+        rules = self._rules
+        rules.gate.require_alive()
+        rules.gate.require_awake()
+        rules.gate.require_room()
+        visit = rules.runner.visits.begin()
+        try:
+            await self._serve(route, scope, receive, send, visit)
+        finally:
+            rules.runner.visits.finish(visit)
+
+    async def _serve(
+        self, route: Route, scope: Message, receive: Receive, send: Send, visit: Visit
+    ) -> None:
+        # 2) Read and check the body.
+        rules = self._rules
+        read = await self._bodies.read(receive, _declared_length(scope))
+        body = parse(rules.limits, read, rules.facts)
+        # It may have 64 MB.
+        del read
+        content = check(route, body, rules.limits, rules.facts)
+        llm = self.llm
+        if llm is None:
+            raise UnavailableError(DEAD)
+        for text in content.texts:
+            await rules.prompter.check_text(llm, text)
+        if content.messages:
+            await rules.prompter.check_videos(content.messages)
+        if content.constraint is not None:
+            await rules.prompter.try_constraint(llm, content.constraint)
+        visit.adapter = await rules.adapter(llm, body.get("model"))
+        if visit.adapter is not None:
+            self.know(body["model"])
+        checked = written(body)
+        del body, content
+        if visit.ended is not None:
+            raise visit.ended
+        # 3) Pass it on. The application's tasks inherit the visit.
+        VISIT.set(visit)
+        await self._pass_on(scope, checked, receive, send)
+
+    def _route(self, scope: Message) -> Route:
+        path = scope["path"]
+        # A path with escapes or doubled slashes is another text, and not one of the list.
+        route = ROUTES.get(path)
+        if route is None or scope.get("raw_path", path.encode()) != path.encode():
+            raise HttpRefusalError(HTTPStatus.NOT_FOUND, "there is no such path")
+        if path == "/metrics" and self._shared:
+            raise HttpRefusalError(
+                HTTPStatus.NOT_FOUND,
+                "one of several instances cannot answer for all; ask Triton's metrics endpoint",
+            )
+        return route
+
+    def _check_key(self, scope: Message) -> None:
+        # vLLM's server asks for the key only below some prefixes.
+        if not self._key:
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, key = given.partition(b" ")
+        digest = hashlib.sha256(key).digest()
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(digest, self._key):
+            raise HttpRefusalError(HTTPStatus.UNAUTHORIZED, "Authorization: Bearer KEY is missing")
+
+    async def _pass_on(self, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
+        if self.app is None:
+            raise UnavailableError(DEAD)
+        headers = [(name, value) for name, value in scope["headers"] if name in _HEADERS]
+        headers.append((b"content-length", str(len(body)).encode()))
+        passed = {**scope, "headers": headers, "query_string": b""}
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        begun = False
+
+        async def received() -> Message:
+            return unread.pop() if unread else await receive()
+
+        async def sent(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(passed, received, sent)
+        # vLLM's handlers have answered all that they know. A client could fill the log with the
+        # tracebacks of the others.
+        except Exception as error:  # noqa: BLE001
+            self._note("vLLM's application failed", error)
+            if begun:
+                # The server closes the connection, so the client sees that something is missing.
+                return
+            raise InternalError(
+                "the request failed in vLLM's server; the server's log has the details"
+            ) from None
+
+
+def _declared_length(scope: Message) -> int | None:
+    value = dict(scope["headers"]).get(b"content-length", b"")
+    return int(value) if value.isdigit() and len(value) < 20 else None
+
+
+async def _send(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-length", str(len(body)).encode())]
+    if body:
+        headers.append((b"content-type", b"application/json"))
+    # The rest of a slow body may never come.
+    if status == HTTPStatus.REQUEST_TIMEOUT:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+    await send({"type": "http.response.body", "body": body})

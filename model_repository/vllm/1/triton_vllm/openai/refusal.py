@@ -1,0 +1,68 @@
+"""Refusals that only HTTP knows, and the body of every refusal."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import AdapterError, InvalidRequestError
+
+
+class HttpRefusalError(AdapterError):
+    """A request is refused with a status that Triton does not have.
+
+    Args:
+        status: the status of the answer.
+        text: what is wrong, and what would be right.
+    """
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class FieldError(InvalidRequestError):
+    """A field of the body is refused.
+
+    Args:
+        name: the field.
+        text: the whole message.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+# vLLM's names of these kinds of errors.
+_KINDS = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
+}
+
+
+def status_of(error: AdapterError) -> HTTPStatus:
+    """Return the HTTP status of an error."""
+    if isinstance(error, HttpRefusalError):
+        return error.status
+    return vllm_api.status_of(error)
+
+
+def body_of(error: AdapterError, path: str) -> bytes:
+    """Return the JSON of a refusal, as vLLM's server has it for this path."""
+    status = status_of(error)
+    kind = _KINDS.get(status, status.phrase)
+    # Anthropic's protocol has another form.
+    if path.startswith("/v1/messages"):
+        return json.dumps(
+            {"type": "error", "error": {"type": kind, "message": str(error)}}
+        ).encode()
+    fields = {
+        "message": str(error),
+        "type": kind,
+        "param": error.name if isinstance(error, FieldError) else None,
+        "code": int(status),
+    }
+    return json.dumps({"error": fields}).encode()

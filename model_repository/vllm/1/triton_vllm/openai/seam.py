@@ -1,0 +1,210 @@
+"""The engine as vLLM's application sees it: each request passes the gate before vLLM gets it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import (
+    AdapterError,
+    InternalError,
+    InvalidRequestError,
+    UnavailableError,
+)
+from triton_vllm.base.limits import refuse_above
+from triton_vllm.constraints import checks as constraints
+from triton_vllm.engine.cost import bound_cost
+from triton_vllm.operator.run import ASLEEP
+from triton_vllm.request.fit import check_params
+from triton_vllm.request.sampling import check_amounts
+from triton_vllm.vllm_api.minimum import bound_minimum
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from triton_vllm.base.limits import Limits
+    from triton_vllm.base.protocols import Collector, EngineClient
+    from triton_vllm.engine.gate import Gate
+    from triton_vllm.engine.prompts import Prompter
+    from triton_vllm.engine.runner import Runner
+    from triton_vllm.engine.visit import Visit
+    from triton_vllm.lora.config import Adapters
+    from triton_vllm.lora.store import Version
+    from triton_vllm.vllm_api import Facts, Vllm
+
+# Tasks that the application starts for a request inherit it.
+VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+"""The request that this task works on."""
+_AMOUNTS = (
+    "n", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "stop", "bad_words",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a request must pass.
+
+    Attributes:
+        vllm: the loaded vLLM.
+        gate: refuses requests by the engine's state.
+        runner: counts the requests.
+        facts: what the model can do and take.
+        limits: the model's limits.
+        prompter: tries constraints.
+        adapters: the places of the LoRA adapters.
+    """
+
+    vllm: Vllm
+    gate: Gate
+    runner: Runner
+    facts: Facts
+    limits: Limits
+    prompter: Prompter
+    adapters: Adapters
+
+    async def adapter(self, llm: EngineClient, name: Any) -> Version | None:
+        """Return the current contents of the adapter that a request names as its model.
+
+        It is None if there is no adapter of this name.
+
+        Raises:
+            UnavailableError: the adapter cannot be loaded.
+        """
+        store = self.runner.store
+        if store is None or not isinstance(name, str):
+            return None
+        try:
+            self.adapters.find(name)
+            return await store.acquire(llm, name)
+        # It may be the model's own name. vLLM has an answer for the others.
+        except InvalidRequestError:
+            return None
+
+    def check(self, prompt: Any, params: Any) -> None:
+        """Refuse a request, or count it.
+
+        Args:
+            prompt: as ``generate`` and ``encode`` take it.
+            params: vLLM's SamplingParams or PoolingParams. May be changed.
+
+        Raises:
+            AdapterError: the reason for a refusal.
+        """
+        visit = VISIT.get()
+        # Every way to the application leads through the door.
+        if visit is None:
+            raise InternalError("the request has not come through the door")
+        if visit.ended is not None:
+            raise visit.ended
+        # 1) The state may have changed since the request came through the door.
+        self.gate.require_alive()
+        self.gate.require_awake()
+        if self.runner.operator.closed:
+            raise UnavailableError(ASLEEP)
+        # 2) What the parameters ask for
+        check_params(params, self.facts)
+        values = {name: getattr(params, name, None) for name in _AMOUNTS}
+        count = values["n"] = values["n"] or 1
+        check_amounts(self.limits, values, self.facts.max_tokens)
+        # 3) Room, which is free again when the visit ends
+        asked = visit.asked + count
+        if asked > max(visit.weight, 1):
+            most = self.limits.max_requests_in_flight
+            refuse_above(most, asked, "the request asks for", "completions or inputs")
+            self.gate.require_room(asked - visit.weight, "completions or inputs")
+        # 4) The cost of the whole
+        facts = self.facts
+        bound_cost(params, prompt, self.limits, facts.max_tokens, facts.vocabulary)
+        if getattr(params, "min_tokens", 0):
+            bound_minimum(params, prompt, facts.max_tokens)
+        self.runner.visits.weigh(visit, count)
+
+    async def examine(self, llm: EngineClient, params: Any) -> None:
+        """Refuse a constraint that costs too much to compile, also one that vLLM has made.
+
+        Raises:
+            AdapterError: the reason for a refusal.
+        """
+        wanted = getattr(params, "structured_outputs", None)
+        constraint = constraints.to_compile(self.limits, wanted)
+        if constraint is not None:
+            await self.prompter.try_constraint(llm, constraint)
+
+
+class Seam:
+    """An AsyncLLM that refuses what the rules refuse.
+
+    Args:
+        llm: the engine. Everything that is not here is its own.
+        rules: what a request must pass.
+    """
+
+    def __init__(self, llm: EngineClient, rules: Rules) -> None:
+        self._llm = llm
+        self._rules = rules
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    # Plain functions, so that they refuse before the application starts its response. vLLM's own
+    # methods do the rest, and call `add_request` below.
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, *rest: Any, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Check a request; return its outputs.
+
+        Raises:
+            Exception: vLLM's exception for the status of a refusal.
+        """
+        self._check(prompt, sampling_params)
+        own: Any = type(self._llm)
+        outputs: AsyncIterator[Any] = own.generate(
+            self, prompt, sampling_params, request_id, *rest, **options
+        )
+        return outputs
+
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, *rest: Any, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Check a request for pooling; return its output.
+
+        Raises:
+            Exception: vLLM's exception for the status of a refusal.
+        """
+        self._check(prompt, pooling_params)
+        own: Any = type(self._llm)
+        outputs: AsyncIterator[Any] = own.encode(
+            self, prompt, pooling_params, request_id, *rest, **options
+        )
+        return outputs
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *rest: Any, **options: Any
+    ) -> Collector:
+        """Give a request to vLLM, and note it."""
+        rules = self._rules
+        visit = VISIT.get()
+        try:
+            await rules.examine(self._llm, params)
+            if visit is None:
+                raise InternalError("the request has not come through the door")
+            if visit.ended is not None:
+                raise visit.ended
+        except AdapterError as error:
+            raise vllm_api.as_vllms(rules.vllm, error) from None
+        # The application knows an adapter by its name only. vLLM must get the one with the contents
+        # that the request has found.
+        if options.get("lora_request") is not None:
+            options["lora_request"] = visit.adapter.request if visit.adapter else None
+        add: Any = self._llm.add_request
+        collector: Collector = await add(request_id, prompt, params, *rest, **options)
+        rules.runner.visits.join(visit, request_id, getattr(params, "n", 1), collector)
+        return collector
+
+    def _check(self, prompt: Any, params: Any) -> None:
+        try:
+            self._rules.check(prompt, params)
+        except AdapterError as error:
+            raise vllm_api.as_vllms(self._rules.vllm, error) from None

@@ -1,0 +1,186 @@
+"""Serve the port in the engine's event loop, from the engine's start until its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import weakref
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.openai.connection import bounded
+from triton_vllm.openai.door import Door
+from triton_vllm.openai.seam import Seam
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.openai.port import Port
+    from triton_vllm.openai.seam import Rules
+
+CLOSE_S = 2.0
+"""How long the errors of requests that were cut off may take to be written, s."""
+# Before its request is known, each may hold a third of a megabyte.
+CONNECTIONS = 2048
+"""The most open connections."""
+_TLS = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the port is served with.
+
+    Attributes:
+        args: the arguments of vLLM's server.
+        key: the API key. Empty if there is none.
+        port: where it listens.
+    """
+
+    args: Any
+    key: str
+    port: Port
+
+    def config(self, app: Any) -> Any:
+        """Return uvicorn's configuration.
+
+        Raises:
+            ConfigError: an argument is wrong, such as a certificate that cannot be read.
+        """
+        import uvicorn
+
+        args = self.args
+        access = not args.disable_uvicorn_access_log
+        config = uvicorn.Config(
+            app,
+            http=bounded(),
+            # Requests to upgrade a connection are answered as if they had not asked.
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=uvicorn.config.LOGGING_CONFIG if access else None,
+            log_level=args.uvicorn_log_level,
+            access_log=access,
+            proxy_headers=False,
+            # vLLM and the model need files, too.
+            limit_concurrency=min(CONNECTIONS, _files() // 2),
+            timeout_graceful_shutdown=int(CLOSE_S),
+            **{name: getattr(args, name) for name in _TLS},
+        )
+        # For uvicorn's other protocol.
+        config.h11_max_incomplete_event_size = 65_536
+        try:
+            config.load()
+        # OpenSSL's and Python's exceptions about files.
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"vllm_openai_args.json: the TLS files: {error}") from None
+        return config
+
+
+class Server:
+    """The port of one instance; all methods but ``__init__`` run in the engine's event loop.
+
+    Args:
+        plan: what it is served with.
+        rules: what a request must pass.
+        note: logs an exception of vLLM's application.
+    """
+
+    def __init__(self, plan: Plan, rules: Rules, note: Callable[[str, Exception], None]) -> None:
+        self._plan = plan
+        self._rules = rules
+        self._door = Door(rules, plan.key, note, shared=plan.port.shared)
+        self._application: vllm_api.Application | None = None
+        self._server: Any = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def use(self, llm: EngineClient, tasks: Sequence[str]) -> None:
+        """Answer with this engine from now on; the first one opens the port.
+
+        Raises:
+            Exception: vLLM's own exception; ConfigError if the port cannot be opened.
+        """
+        seam: Any = Seam(llm, self._rules)
+        if self._application is None:
+            self._application = vllm_api.build_application(seam, self._plan.args, tasks)
+            # vLLM's handlers end the server of a dead engine. This one waits for the next engine.
+            self._application.app.state.server = SimpleNamespace(should_exit=False)
+        await self._application.use(seam, tasks)
+        for name in self._rules.adapters.listed:
+            self._know(name)
+        self._door.llm = llm
+        self._door.know = self._know
+        self._door.app = self._application.app
+        if self._serving is None:
+            await self._open()
+
+    def leave(self) -> None:
+        """Take no more requests."""
+        self._door.closed = True
+
+    async def close(self) -> None:
+        """End the connections; the requests have been ended."""
+        self._door.closed = True
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        # The server itself cancels what takes longer than `CLOSE_S`.
+        await asyncio.wait({self._serving}, timeout=2 * CLOSE_S)
+        for connection in [*self._server.server_state.connections]:
+            connection.transport.abort()
+
+    def _know(self, name: str) -> None:
+        if self._application is not None:
+            # The seam replaces it by the adapter itself. So its number and its path mean nothing.
+            self._application.know(self._rules.vllm.LoRARequest(name, 1, name))
+
+    async def _open(self) -> None:
+        import uvicorn
+
+        listening = self._plan.port.listen()
+        self._server = uvicorn.Server(self._plan.config(self._door))
+        _release_in_children(listening, self._server)
+        self._serving = asyncio.create_task(self._server.serve([listening]))
+        # uvicorn tells nobody when it has begun.
+        while not self._server.started and not self._serving.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if self._serving.done():
+            raise ConfigError("OPENAI_PORT: the server did not start; the log has the reason")
+
+
+def _files() -> int:
+    """Let this process have as many open files as it may; return their number."""
+    # Each connection is one.
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        few = most
+    return few if few != resource.RLIM_INFINITY else 2 * CONNECTIONS
+
+
+def _release_in_children(listening: socket.socket, server: Any) -> None:
+    """Close the port and its connections in each process that is forked from this one.
+
+    An engine that starts again would otherwise hold them: a client would not see the end of its
+    connection, and the port would stay taken.
+    """
+    known = weakref.ref(server)
+
+    def release() -> None:
+        alive = known()
+        if alive is None:
+            return
+        sockets = [listening]
+        sockets += [c.transport.get_extra_info("socket") for c in alive.server_state.connections]
+        for own in sockets:
+            # Closing the object would use the parent's event loop.
+            with contextlib.suppress(OSError, AttributeError):
+                os.close(own.fileno())
+
+    os.register_at_fork(after_in_child=release)

@@ -1,0 +1,108 @@
+"""What the load and the service need of this room; they import it if OPENAI_PORT is set."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.openai import arguments
+from triton_vllm.openai.port import Port, claim, is_loopback
+from triton_vllm.openai.seam import Rules
+from triton_vllm.openai.server import Plan, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triton_vllm.base.limits import Limits
+    from triton_vllm.engine.engine import Engine
+    from triton_vllm.engine.gate import Gate
+    from triton_vllm.lora.config import Adapters
+    from triton_vllm.vllm_api import ParserNames, Vllm
+
+KEY = "VLLM_API_KEY"
+STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
+
+
+def reserve(host: str, port: int, *, without_key: bool, first: bool | None) -> Port:
+    """Take the port before the engine starts.
+
+    Args:
+        host: OPENAI_HOST.
+        port: OPENAI_PORT.
+        without_key: OPENAI_WITHOUT_KEY.
+        first: whether this is the first of several instances. None if it is the only one.
+
+    Raises:
+        ConfigError: the port is taken, or open to other machines without a key.
+    """
+    if not (os.environ.get(KEY) or without_key or is_loopback(host)):
+        raise ConfigError(
+            f"config.pbtxt: OPENAI_HOST: with {host}, other machines reach the model without a "
+            f"key: set {KEY} in the server's environment, or the parameter OPENAI_WITHOUT_KEY"
+        )
+    take = partial(claim, host, port, shared=first is not None)
+    # The others listen when the first one does.
+    if first is False:
+        return Port(port, partial(take, first=False), shared=True)
+    taken = take()
+    return Port(port, lambda: taken, shared=first is not None)
+
+
+def plan(
+    vllm: Vllm,
+    port: Port,
+    *,
+    name: str,
+    model_dir: Path,
+    engine_args: Mapping[str, Any],
+    parsers: ParserNames,
+) -> Plan:
+    """Return what the port is served with, after all that can be checked without the engine.
+
+    Args:
+        vllm: the loaded vLLM.
+        port: where it will listen.
+        name: the model's name in Triton.
+        model_dir: the folder with ``config.pbtxt``.
+        engine_args: the engine's arguments.
+        parsers: the parsers of both APIs.
+
+    Raises:
+        ConfigError: an argument is wrong, or this vLLM has no such server.
+    """
+    # It would keep the responses of all clients, for ever and for everybody.
+    if os.environ.get(STORE, "0").lower() not in ("", "0", "false"):
+        raise ConfigError(f"OPENAI_PORT: responses are not kept; unset {STORE}")
+    try:
+        own = arguments.read(model_dir, vllm, engine_args, parsers)
+        args = vllm_api.server_args(vllm, engine_args, own, parsers)
+    except vllm_api.OpenAiError as error:
+        raise ConfigError(f"{arguments.FILE_NAME}: {error}") from None
+    args.served_model_name = [name]
+    # vLLM's list of models has this, and clients need not learn where the model is.
+    if Path(args.model).is_absolute():
+        args.model = name
+    made = Plan(args, os.environ.get(KEY, ""), port)
+    # It reads the certificates.
+    made.config(None)
+    return made
+
+
+def server(
+    plan: Plan, engine: Engine, gate: Gate, *, vllm: Vllm, limits: Limits, adapters: Adapters
+) -> Server:
+    """Return the server of a running engine; ``Engine.attach`` starts it."""
+    rules = Rules(
+        vllm=vllm,
+        gate=gate,
+        runner=engine.runner,
+        facts=engine.facts,
+        limits=limits,
+        prompter=engine.prompter,
+        adapters=adapters,
+    )
+    return Server(plan, rules, engine.note)

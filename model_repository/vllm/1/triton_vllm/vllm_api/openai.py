@@ -1,0 +1,197 @@
+"""Make vLLM's OpenAI application over a running engine, as ``vllm serve`` does."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import InvalidRequestError, UnavailableError, UnsupportedError
+from triton_vllm.vllm_api.fields import dataclass_types, engine_arg_types
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from triton_vllm.base.errors import AdapterError
+    from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.vllm_api.parsers import ParserNames
+    from triton_vllm.vllm_api.parts import Vllm
+
+# The newest place comes first. From 0.30 on, `openai.api_server` only warns and imports.
+SERVER_PLACES: Mapping[str, tuple[str, ...]] = {
+    "build_app": ("vllm.entrypoints.launchers.app", "vllm.entrypoints.openai.api_server"),
+    "init_app_state": (
+        "vllm.entrypoints.launchers.api_server.app_state",
+        "vllm.entrypoints.openai.api_server",
+    ),
+    "FrontendArgs": (
+        "vllm.entrypoints.common.cli_args",
+        "vllm.entrypoints.launchers.cli_args",
+        "vllm.entrypoints.openai.cli_args",
+    ),
+    "make_arg_parser": (
+        "vllm.entrypoints.common.cli_args",
+        "vllm.entrypoints.launchers.cli_args",
+        "vllm.entrypoints.openai.cli_args",
+    ),
+    "validate_parsed_serve_args": (
+        "vllm.entrypoints.common.cli_args",
+        "vllm.entrypoints.launchers.cli_args",
+        "vllm.entrypoints.openai.cli_args",
+    ),
+    "FlexibleArgumentParser": ("vllm.utils.argparse_utils", "vllm.utils"),
+    "InputStreamError": ("vllm.v1.engine.async_llm",),
+}
+"""Names of vLLM's server, and the modules that may contain them."""
+
+
+class OpenAiError(Exception):
+    """This vLLM has no such server, or refuses its arguments; the text says why."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """vLLM's OpenAI application, without an engine.
+
+    Attributes:
+        app: the ASGI application.
+        args: the arguments of vLLM's server, with the engine's.
+    """
+
+    app: Any
+    args: Any
+
+    async def use(self, llm: EngineClient, tasks: Sequence[str]) -> None:
+        """Answer with this engine from now on.
+
+        Raises:
+            Exception: vLLM's own exception.
+        """
+        init = _find("init_app_state")
+        given = {
+            "engine_client": llm,
+            "vllm_config": getattr(llm, "vllm_config", None),
+            "state": self.app.state,
+            "args": self.args,
+            "supported_tasks": tuple(tasks),
+        }
+        await init(**_taken(init, given))
+
+    def know(self, adapter: Any) -> None:
+        """Take an adapter's name for the name of a model.
+
+        Args:
+            adapter: vLLM's LoRARequest with that name.
+        """
+        self.app.state.openai_serving_models.lora_requests.setdefault(adapter.lora_name, adapter)
+
+
+def server_arg_types(vllm: Vllm) -> dict[str, Any]:
+    """Return the arguments of vLLM's server that the engine does not have, with their types.
+
+    Raises:
+        OpenAiError: this vLLM has no such server.
+    """
+    declared = dataclass_types(_find("FrontendArgs"))
+    engine = engine_arg_types(vllm)
+    return {name: hint for name, hint in declared.items() if name not in engine}
+
+
+def server_args(
+    vllm: Vllm, engine_args: Mapping[str, Any], own: Mapping[str, Any], parsers: ParserNames
+) -> Any:
+    """Return the arguments of vLLM's server.
+
+    Args:
+        vllm: the loaded vLLM.
+        engine_args: the engine's arguments. They replace those of the same name.
+        own: the arguments that the engine does not have.
+        parsers: the parsers of both APIs.
+
+    Raises:
+        OpenAiError: vLLM refuses the arguments.
+    """
+    parser = _find("make_arg_parser")(_find("FlexibleArgumentParser")())
+    args = parser.parse_args([])
+    for name, value in vars(vllm.AsyncEngineArgs(**engine_args)).items():
+        setattr(args, name, value)
+    for name, value in own.items():
+        setattr(args, name, value)
+    args.tool_call_parser = parsers.tool or None
+    args.enable_auto_tool_choice = bool(parsers.tool)
+    # vLLM validates all arguments of a command line, and its exceptions are of any kind.
+    try:
+        _find("validate_parsed_serve_args")(args)
+    except Exception as error:
+        raise OpenAiError(str(error).strip()) from error
+    return args
+
+
+def build_application(llm: EngineClient, args: Any, tasks: Sequence[str]) -> Application:
+    """Return vLLM's application; ``Application.use`` gives it the engine.
+
+    Raises:
+        Exception: vLLM's own exception.
+    """
+    # The engine's own configuration has the parser's name, wherever the operator wrote it.
+    args.structured_outputs_config = llm.vllm_config.structured_outputs_config  # type: ignore[attr-defined]
+    build = _find("build_app")
+    given = {
+        "args": args,
+        "supported_tasks": tuple(tasks),
+        "model_config": llm.model_config,
+    }
+    return Application(build(**_taken(build, given)), args)
+
+
+def as_vllms(vllm: Vllm, error: AdapterError) -> Exception:
+    """Return the exception with which vLLM's server answers this error's status."""
+    if isinstance(error, InvalidRequestError | UnsupportedError):
+        # vLLM has had a class for that since 0.14.
+        kind = next(iter(vllm.refusals), ValueError)
+        return kind(str(error))
+    status = status_of(error)
+    if vllm.busy_errors:
+        return vllm.busy_errors[0](str(error), status)
+    http_exception = importlib.import_module("fastapi").HTTPException
+    made: Exception = http_exception(status_code=int(status), detail=str(error))
+    return made
+
+
+def ends_generate(vllm: Vllm, error: AdapterError) -> Exception:
+    """Return what to put into a collector so that ``generate`` raises ``as_vllms(error)``."""
+    raised = as_vllms(vllm, error)
+    if isinstance(raised, (*vllm.busy_errors, *vllm.refusals)):
+        return raised
+    # Before 0.30, `generate` turns all other exceptions into a fault of the engine.
+    try:
+        wrapped: Exception = _find("InputStreamError")(raised)
+    except OpenAiError:
+        return raised
+    return wrapped
+
+
+def status_of(error: AdapterError) -> HTTPStatus:
+    """Return the HTTP status of an error."""
+    if isinstance(error, InvalidRequestError | UnsupportedError):
+        return HTTPStatus.BAD_REQUEST
+    if isinstance(error, UnavailableError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _taken(call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a function of this vLLM takes."""
+    known = inspect.signature(call).parameters
+    return {name: value for name, value in given.items() if name in known}
+
+
+def _find(name: str) -> Any:
+    for place in SERVER_PLACES[name]:
+        try:
+            return getattr(importlib.import_module(place), name)
+        except (ImportError, AttributeError):
+            continue
+    raise OpenAiError(f"this vLLM has no {name} in {' or '.join(SERVER_PLACES[name])}")

@@ -1,0 +1,65 @@
+"""`vllm_openai_args.json`: whose argument is whose."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.openai import arguments
+from triton_vllm.vllm_api import ParserNames
+
+DECLARED = {"chat_template": str | None, "enable_log_outputs": bool, "ssl_keyfile": str | None, "host": str | None}
+ENGINE = {"max_model_len": 100}
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Reads a file with this content."""
+    monkeypatch.setattr(vllm_api, "server_arg_types", lambda vllm: DECLARED)
+
+    def read(content, parsers=None):
+        if content is not None:
+            text = content if isinstance(content, str) else json.dumps(content)
+            (tmp_path / arguments.FILE_NAME).write_text(text)
+        return arguments.read(tmp_path, None, ENGINE, parsers or ParserNames())
+
+    return read
+
+
+def test_arguments_are_converted(read):
+    """As engine arguments are; null is vLLM's default, and the log is quiet unless the operator wants it."""
+    given = {"enable_log_outputs": "true", "chat_template": "{{ x }}", "ssl_keyfile": None}
+    assert read(given) == {**arguments.DEFAULTS, "enable_log_outputs": True, "chat_template": "{{ x }}"}
+
+
+def test_the_file_may_be_missing(read):
+    """Then vLLM's defaults hold."""
+    assert read(None) == arguments.DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("{", "cannot be read as JSON"),
+        ([1], "must hold a JSON object, not list"),
+        ({"enable_log_output": True}, "no argument 'enable_log_output'.*did you mean 'enable_log_outputs'"),
+        ({"enable_log_outputs": "maybe"}, "enable_log_outputs must be true or false"),
+        ({"max_model_len": 200}, "max_model_len is another one in vllm_engine_args.json"),
+        ({"tool_call_parser": "hermes"}, "tool_call_parser is another one"),
+        *(({name: "x"}, f"{name} cannot be set here: ") for name in arguments.OURS if name != "tool_call_parser"),
+    ],
+    ids=str,
+)
+def test_other_files_are_refused(read, content, text):
+    """The message names the argument and what to do."""
+    with pytest.raises(ConfigError, match=text):
+        read(content)
+
+
+def test_the_same_argument_may_be_in_both_files(read):
+    """With the same value."""
+    same = {"max_model_len": 100, "tool_call_parser": "hermes"}
+    assert read(same, ParserNames(tool="hermes")) == arguments.DEFAULTS

@@ -1,0 +1,136 @@
+"""Bodies: how large, how slow and how deep they may be."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from triton_vllm.base.errors import AdapterError, UnavailableError
+from triton_vllm.base.limits import USUAL
+from triton_vllm.openai.body import VALUES, Bodies, Gone, parse, written
+from triton_vllm.openai.refusal import HttpRefusalError
+from triton_vllm.vllm_api import Facts
+
+SEEING, READING = Facts(max_tokens=100), Facts(max_tokens=100, multimodal=False)
+SMALL = replace(USUAL, max_request_bytes=100, max_text_bytes=20, max_parameter_bytes=10, max_json_depth=4)
+
+
+def messages(*pieces: bytes):
+    """Return what returns ASGI's messages with these pieces of a body."""
+    waiting = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    waiting.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive():
+        return waiting.pop(0)
+
+    return receive
+
+
+async def test_a_body_in_pieces_is_joined():
+    """As a client without a length sends it."""
+    assert await Bodies(SMALL).read(messages(b"a" * 50, b"b" * 50), None) == b"a" * 50 + b"b" * 50
+
+
+@pytest.mark.parametrize("declared", [101, None])
+async def test_a_body_that_is_too_large_is_refused(declared):
+    """A declared length before anything is read, another one as soon as it is too much."""
+    with pytest.raises(HttpRefusalError, match="more than 100 bytes") as raised:
+        await Bodies(SMALL).read(messages(b"a" * 50, b"a" * 51, b"never read"), declared)
+    assert raised.value.status == 413
+
+
+async def test_a_body_that_does_not_arrive_is_refused():
+    """And the memory of what has arrived is free again."""
+    pieces = [{"type": "http.request", "body": b"a" * 60, "more_body": True}]
+
+    async def receive():
+        if not pieces:
+            await asyncio.Event().wait()
+        return pieces.pop()
+
+    bodies = Bodies(SMALL, arrival_s=0.01, at_once=100)
+    with pytest.raises(HttpRefusalError, match="has not arrived") as raised:
+        await bodies.read(receive, None)
+    assert raised.value.status == 408
+    assert await bodies.read(messages(b"a" * 60), None)
+
+
+async def test_all_bodies_together_are_bounded():
+    """Each alone would be small enough."""
+    begun, more = asyncio.Event(), asyncio.Event()
+    pieces = [{"type": "http.request", "body": b"a" * 60, "more_body": True}]
+
+    async def receive():
+        if pieces:
+            return pieces.pop()
+        begun.set()
+        await more.wait()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    bodies = Bodies(SMALL, at_once=100)
+    first = asyncio.ensure_future(bodies.read(receive, None))
+    await begun.wait()
+    with pytest.raises(UnavailableError, match="reading too much"):
+        await bodies.read(messages(b"a" * 60), None)
+    more.set()
+    assert len(await first) == 60
+
+
+async def test_a_client_that_goes_is_no_error():
+    """Nobody reads an answer."""
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(Gone):
+        await Bodies(SMALL).read(receive, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
+        (b'{"a": 18446744073709551616}', "more than 64 bits"),
+        (b'{"a": [[[[1]]]]}', "at most 4 levels"),
+        (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"a": "\\ud800"}', "lone surrogate"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'\xef\xbb\xbf{"a": 1}', "not valid JSON"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_no_json_is_refused(body, text):
+    """The parser's limits are ours, not vLLM's."""
+    with pytest.raises(AdapterError, match=text):
+        parse(replace(USUAL, max_json_depth=4), body, READING)
+
+
+def test_only_media_may_be_long():
+    """A list of 8 MB in JSON takes half a gigabyte in memory; a picture is copied."""
+    with pytest.raises(HttpRefusalError, match="without pictures") as raised:
+        parse(SMALL, b'{"a": "' + b"x" * 60 + b'"}', SEEING)
+    assert raised.value.status == 413
+    picture = b'{"a": "data:' + b"x" * 60 + b'"}'
+    assert parse(SMALL, picture, SEEING)
+    with pytest.raises(HttpRefusalError, match="without pictures"):
+        parse(SMALL, picture, READING)
+
+
+def test_many_small_values_are_refused_before_they_are_parsed():
+    """Four million of them stopped all requests for seconds; a model with a long context takes more."""
+    body = b'{"prompt": [' + b"1," * (VALUES + 10) + b"1]}"
+    with pytest.raises(AdapterError, match="values or more; this model takes at most 262144"):
+        parse(USUAL, body, READING)
+    assert parse(USUAL, body, Facts(max_tokens=VALUES))
+
+
+def test_vllm_gets_what_was_checked():
+    """Of a name that is there twice, the one that was checked; a number too large for a float is refused."""
+    assert written(parse(USUAL, b'{"n": 1, "n": 2, "s": "\\u00e9"}', READING)) == '{"n": 2, "s": "é"}'.encode()
+    with pytest.raises(AdapterError, match="too large"):
+        written(parse(USUAL, b'{"temperature": 1e999}', READING))

@@ -1,0 +1,130 @@
+"""What of a body reaches vLLM; each refusal names the field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.pictures import picture, png
+from triton_vllm.base.errors import AdapterError
+from triton_vllm.base.limits import USUAL
+from triton_vllm.openai.contents import check
+from triton_vllm.openai.fields import REFUSED, ROUTES
+from triton_vllm.vllm_api import Facts
+
+FACTS = Facts(tasks=("generate",), max_tokens=100, vocabulary=50, multimodal=False)
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+TAKEN = [
+    (TEXT, {"prompt": "x", "max_tokens": 5, "n": 2, "stop": ["."], "user": "me", "metadata": {"a": "b"}, "store": True}),
+    (TEXT, {"prompt": [1, 2, 49]}),
+    (TEXT, {"prompt": ["a", "b"], "use_beam_search": False, "prompt_embeds": None}),
+    (CHAT, {"messages": HELLO, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}}),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": []}]}),
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "text"}}}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, {"type": "reasoning"}]}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "system": [{"type": "text", "text": "x"}], "tools": [{"name": "f"}]}),
+    ("/v1/embeddings", {"input": ["x", "y"], "encoding_format": "base64"}),
+    ("/v1/rerank", {"query": "x", "documents": ["y", "z"]}),
+    ("/tokenize", {"prompt": "x"}),
+    ("/detokenize", {"tokens": [1, 2]}),
+]
+REFUSALS = [
+    (TEXT, {"prompt": "x", "guided_regex": "a"}, "unknown field 'guided_regex'"),
+    (TEXT, {"prompt": "x" * 3201}, "'prompt' has 3201 characters"),
+    (TEXT, {"prompt": ["x"] * 257}, "'prompt' has 257 entries"),
+    (TEXT, {"prompt": [50]}, "token id 50"),
+    (TEXT, {"prompt": [1] * 101}, "'prompt' has 101 tokens"),
+    (TEXT, {"prompt": {"a": 1}}, "must be a text"),
+    (TEXT, {"prompt": "x", "logit_bias": {str(i): 1 for i in range(51)}}, "'logit_bias' has 51 entries"),
+    (TEXT, {"prompt": [[1], {"a": 1}]}, "must be a text"),
+    (TEXT, {"prompt": "x", "structured_outputs": {"regex": "(" * 40}}, "levels of parentheses"),
+    (TEXT, {"prompt": "x", "structured_outputs": {"backend": "a"}}, "structured_outputs must be"),
+    (TEXT, {"prompt": "x", "structured_outputs": "a"}, "structured_outputs must be"),
+    (TEXT, {"prompt": "x", "response_format": {"type": "x"}}, "response_format.type"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"max_length": 10**8, "padding": "max_length"}}, "'max_length'"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": "x"}, "must be an object"),
+    (CHAT, {"messages": [{"content": "x"}]}, "messages must be a list"),
+    (CHAT, {"messages": "x"}, "messages must be a list"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 3201}]}, "'messages' has 3205 characters"),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "mcp", "server_url": "http://x"}]}, "list of functions"),
+    (CHAT, {"messages": HELLO, "tools": ["x"]}, "list of functions"),
+    (CHAT, {"messages": HELLO, "tools": [TOOL] * 513}, "tools has 513 entries"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "data": "x"}]}]}, "'prompt_embeds'"),
+    (CHAT, {"messages": HELLO, "documents": [{"text": "x" * 3201}]}, "characters, too many"),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference' are not taken"),
+    ("/v1/responses", {"input": [{"type": "message", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
+    ("/v1/responses", {"input": [{"type": "function_call_output", "output": [{"type": "input_file"}]}]}, "'input_file'"),
+    ("/v1/responses", {"input": ["x"]}, "items of type"),
+    ("/v1/responses", {"input": "x", "prompt": {"id": "x"}}, "unknown field 'prompt'"),
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "grammar"}}}, "text.format"),
+    ("/v1/responses", {"input": "x", "tools": [{"type": "code_interpreter"}]}, "list of functions"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {"url": "x"}}]}]}, "'image'"),
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
+        "'image'",
+    ),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "source": {"url": "x"}}]}]}, "'source'"),
+    ("/v1/messages", {"messages": HELLO, "system": [{"type": "document"}]}, "'document'"),
+    ("/v1/embeddings", {"input": [{"role": "user"}]}, "must be a text"),
+    ("/v1/rerank", {"query": "x", "documents": [{"content": []}]}, "must be a text"),
+    ("/detokenize", {"tokens": [-1]}, "negative"),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), TAKEN, ids=lambda value: str(value)[:60])
+def test_ordinary_requests_pass(path, body):
+    """With the fields that clients send, and defaults of those that are refused."""
+    check(ROUTES[path], {"model": "m", **body}, USUAL, FACTS)
+
+
+@pytest.mark.parametrize(("path", "body", "text"), REFUSALS, ids=lambda value: str(value)[:60])
+def test_the_others_are_refused(path, body, text):
+    """Before a tokenizer, a file or a network sees them."""
+    with pytest.raises(AdapterError, match=r"\w") as raised:
+        check(ROUTES[path], {"model": "m", **body}, USUAL, FACTS)
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_refused_fields_are_named_with_the_reason(name):
+    """On every path that reads a body."""
+    for route in ROUTES.values():
+        if route.method == "POST":
+            with pytest.raises(AdapterError, match=f"'{name}' is not taken from a request: "):
+                check(route, {name: "x"}, USUAL, FACTS)
+
+
+def test_pictures_are_checked_and_their_length_is_no_text():
+    """A picture may be longer than any text that the model takes."""
+    seeing = replace(FACTS, multimodal=True)
+    url = f"data:image/png;base64,{picture(png(64, 64) + bytes(3201))}"
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    assert check(ROUTES[CHAT], body, USUAL, seeing).messages == tuple(body["messages"])
+    with pytest.raises(AdapterError, match="takes texts only"):
+        check(ROUTES[CHAT], body, USUAL, FACTS)
+    url = "http://169.254.169.254/latest/meta-data"
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    with pytest.raises(AdapterError, match="nothing is fetched from there"):
+        check(ROUTES[CHAT], body, USUAL, seeing)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}),
+        (CHAT, {"structured_outputs": {"json": SCHEMA}}),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+    ],
+)
+def test_a_constraint_of_every_protocol_is_tried(path, body):
+    """Under the same name and with the same text, so that it is tried once."""
+    constraint = check(ROUTES[path], body, USUAL, FACTS).constraint
+    assert constraint is not None
+    assert (constraint.kind, constraint.text) == ("json", '{"type": "object", "properties": {"a": {"type": "string"}}}')

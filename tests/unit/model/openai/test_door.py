@@ -1,0 +1,280 @@
+"""The door in front of vLLM's application, with a stand-in for the application; its loop and its counting are real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.engine_parts import Log
+from triton_vllm.base.errors import UnavailableError
+from triton_vllm.base.limits import USUAL
+from triton_vllm.engine.outcome import Translator
+from triton_vllm.engine.visits import Visits
+from triton_vllm.openai.door import Door
+from triton_vllm.openai.fields import ROUTES
+from triton_vllm.openai.seam import VISIT
+from triton_vllm.vllm_api import Facts
+
+TEXT = "/v1/completions"
+VLLM: Any = SimpleNamespace(refusals=(), busy_errors=(), client_errors=(ValueError,))
+
+
+class Gate:
+    """Refuses what it is told to refuse."""
+
+    refuses = ""
+
+    def require_alive(self):
+        self._check("alive")
+
+    def require_awake(self):
+        self._check("awake")
+
+    def require_room(self, count=1, unit=""):
+        self._check("room")
+
+    def _check(self, what):
+        if what == self.refuses:
+            raise UnavailableError(f"not {what}")
+
+
+class App:
+    """In place of vLLM's: notes what reaches it, and answers 200."""
+
+    def __init__(self):
+        self.got: list[Any] = []
+        self.fails: Exception | None = None
+
+    async def __call__(self, scope, receive, send):
+        body = (await receive())["body"]
+        self.got.append((scope, body, VISIT.get()))
+        if self.fails:
+            raise self.fails
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"answered"})
+
+
+class Client:
+    """Sends requests to a door."""
+
+    def __init__(self, key="", *, shared=False):
+        self.up = True
+        self.log: list[Any] = []
+        visits = Visits(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, lambda: None, lambda: None)
+        runner = SimpleNamespace(visits=visits, is_up=lambda: self.up)
+        self.gate, self.app = Gate(), App()
+        rules: Any = SimpleNamespace(
+            gate=self.gate, runner=runner, facts=Facts(max_tokens=100), limits=USUAL, prompter=Prompter(), adapter=self.adapter
+        )
+        self.prompter = rules.prompter
+        self.visits = visits
+        self.door = Door(rules, key, lambda *args: self.log.append(args), shared=shared)
+        llm: Any = object()
+        self.door.app, self.door.llm = self.app, llm
+
+    async def adapter(self, llm, name):
+        return SimpleNamespace(request=name) if name == "sql" else None
+
+    async def ask(self, path=TEXT, body: Any = None, method="POST", headers=(), raw_path=None):
+        """Return the status and the body of an answer."""
+        data = body if isinstance(body, bytes) else json.dumps(body if body is not None else {"prompt": "x"}).encode()
+        waiting = [{"type": "http.request", "body": data, "more_body": False}]
+        got: list[Any] = []
+
+        async def receive():
+            return waiting.pop() if waiting else {"type": "http.disconnect"}
+
+        async def send(message):
+            got.append(message)
+
+        scope = {"type": "http", "path": path, "raw_path": raw_path or path.encode(), "method": method}
+        scope |= {"headers": [(b"content-length", str(len(data)).encode()), *headers], "query_string": b"a=b"}
+        await self.door(scope, receive, send)
+        return (got[0]["status"], got[1]["body"]) if got else None
+
+
+class Prompter:
+    """Notes what it is asked to check."""
+
+    def __init__(self):
+        self.checked: list[Any] = []
+
+    async def check_text(self, llm, text):
+        self.checked.append(text)
+
+    async def try_constraint(self, llm, constraint):
+        self.checked.append(constraint.kind)
+
+
+async def test_a_request_passes():
+    """With what was checked, without the client's other headers, and counted while it is answered."""
+    client = Client()
+    kept, dropped = (b"content-type", b"application/json"), (b"x-request-id", b"another client's")
+    assert await client.ask(headers=[kept, dropped, (b"x-data-parallel-rank", b"7")]) == (200, b"answered")
+    ((scope, body, visit),) = client.app.got
+    assert json.loads(body) == {"prompt": "x"}
+    assert scope["headers"] == [kept, (b"content-length", str(len(body)).encode())]
+    assert scope["query_string"] == b""
+    assert visit is not None
+    assert client.prompter.checked == ["x"]
+    assert client.visits.is_empty()
+    assert client.visits.weight == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/invocations", "/inference/v1/generate", "/v1/completions/render", "/v1/chat/completions/batch", "/pooling", "/classify",
+        "/v1/load_lora_adapter", "/start_profile", "/pause", "/sleep", "/collective_rpc", "/docs", "/openapi.json", "/ping",
+        "/load", "/v1/audio/transcriptions", "/v1/realtime", "/v1/responses/resp_1", "/v1/responses/resp_1/cancel",
+        "//v1/completions", "/v1/completions/", "/v1/../v1/completions", "/V1/completions", "/metrics/x", "",
+    ],
+)  # fmt: skip
+async def test_other_paths_are_not_there(path):
+    """Also those that vLLM would serve."""
+    client = Client()
+    for method in ("GET", "POST", "OPTIONS", "HEAD", "PUT"):
+        status, body = await client.ask(path, method=method)
+        assert (status, json.loads(body)["error"]["code"]) == (404, 404)
+    assert client.app.got == []
+
+
+async def test_an_escaped_path_is_another_path():
+    """The server has decoded it in `path`."""
+    assert (await Client().ask(raw_path=b"/v1/%63ompletions"))[0] == 404
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "HEAD", "TRACE", "CONNECT"])
+async def test_other_methods_are_refused(method):
+    """On every path."""
+    client = Client()
+    for path in ROUTES:
+        assert (await client.ask(path, method=method))[0] == 405
+    assert client.app.got == []
+
+
+async def test_health_is_that_of_the_engine():
+    """It needs no key, and no application."""
+    client = Client(key="secret")
+    client.door.app = None
+    assert await client.ask("/health", method="GET") == (200, b"")
+    client.up = False
+    assert await client.ask("/health", method="GET") == (503, b"")
+    client.up = client.door.closed = True
+    assert await client.ask("/health", method="GET") == (503, b"")
+
+
+@pytest.mark.parametrize("what", ["alive", "awake", "room"])
+async def test_the_gate_is_asked_first(what):
+    """A request that it refuses is not read."""
+    client = Client()
+    client.gate.refuses = what
+    status, body = await client.ask(body=b"no JSON")
+    assert status == 503
+    assert json.loads(body)["error"]["message"] == f"not {what}"
+
+
+async def test_an_unloading_model_takes_nothing():
+    """Health says so, too."""
+    client = Client()
+    client.door.closed = True
+    assert (await client.ask())[0] == (await client.ask("/v1/models", method="GET"))[0] == 503
+    assert client.app.got == []
+
+
+@pytest.mark.parametrize("given", [b"", b"secret", b"Bearer other", b"Basic secret", b"Bearer", b"Bearer  secret"])
+async def test_without_the_key_nothing_is_read(given):
+    """On every path but health, also on those that vLLM itself leaves open."""
+    client = Client(key="secret")
+    for path, route in ROUTES.items():
+        if path != "/health":
+            status, _ = await client.ask(path, body=b"no JSON", method=route.method, headers=[(b"authorization", given)])
+            assert status == 401, path
+    assert client.app.got == []
+
+
+async def test_with_the_key_it_is():
+    """The scheme may be written in any case."""
+    client = Client(key="secret")
+    assert (await client.ask(headers=[(b"authorization", b"bearer secret")]))[0] == 200
+
+
+async def test_a_browser_may_ask_whether_it_may_ask():
+    """vLLM's application answers that, from its arguments."""
+    client = Client(key="secret")
+    assert (await client.ask(method="OPTIONS", headers=[(b"origin", b"http://x")]))[0] == 200
+
+
+@pytest.mark.parametrize(("path", "kind"), [(TEXT, "error"), ("/v1/messages", "error")])
+async def test_a_refusal_has_the_protocols_form(path, kind):
+    """OpenAI's has a code and the field's name; Anthropic's has a type."""
+    status, body = await Client().ask(path, {"vllm_xargs": {"a": 1}})
+    assert status == 400
+    answer = json.loads(body)
+    assert "vllm_xargs" in answer["error"]["message"]
+    if path == TEXT:
+        assert (answer["error"]["param"], answer["error"]["code"]) == ("vllm_xargs", 400)
+    else:
+        assert answer["type"] == kind
+
+
+async def test_a_constraint_is_tried_before_the_response_starts():
+    """A streamed response could not be refused any more."""
+    client = Client()
+    await client.ask(body={"prompt": "x", "structured_outputs": {"regex": "a+"}})
+    assert client.prompter.checked == ["x", "regex"]
+
+
+async def test_an_adapter_is_known_before_the_application_reads_its_name():
+    """By the name that the request has for its model."""
+    client = Client()
+    names: list[str] = []
+    client.door.know = names.append
+    await client.ask(body={"prompt": "x", "model": "sql"})
+    await client.ask(body={"prompt": "x", "model": "other"})
+    assert names == ["sql"]
+    assert [visit.adapter and visit.adapter.request for _, _, visit in client.app.got] == ["sql", None]
+
+
+async def test_one_of_several_instances_has_no_metrics_page():
+    """It would be the page of a part."""
+    assert (await Client(shared=True).ask("/metrics", method="GET"))[0] == 404
+    assert (await Client().ask("/metrics", method="GET"))[0] == 200
+
+
+async def test_a_fault_of_the_application_is_logged_once_and_answered():
+    """Without the fault's text; and the request counts no more."""
+    client = Client()
+    client.app.fails = RuntimeError("at /secret/place")
+    status, body = await client.ask()
+    assert status == 500
+    assert b"secret" not in body
+    assert [what for what, _ in client.log] == ["vLLM's application failed"]
+    assert client.visits.is_empty()
+
+
+async def test_a_client_that_has_gone_gets_no_answer():
+    """Nor does its request reach the application."""
+    client = Client()
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        raise AssertionError(message)
+
+    scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
+    await client.door(scope, receive, send)
+    assert client.app.got == []
+    assert client.visits.is_empty()
+
+
+async def test_other_kinds_of_connections_are_not_answered():
+    """A websocket reaches no application."""
+    client = Client()
+    await client.door({"type": "websocket", "path": "/v1/realtime"}, None, None)
+    assert client.app.got == []

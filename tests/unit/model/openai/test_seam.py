@@ -1,0 +1,221 @@
+"""The engine as vLLM's application sees it: what passes the gate, and how a request is ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.engine_parts import Log
+from triton_vllm.base.errors import InvalidRequestError, UnavailableError
+from triton_vllm.base.limits import USUAL
+from triton_vllm.engine.gate import Gate
+from triton_vllm.engine.outcome import Translator
+from triton_vllm.engine.visits import Visits
+from triton_vllm.lora.config import Adapters
+from triton_vllm.openai.seam import VISIT, Rules, Seam
+from triton_vllm.vllm_api import Facts
+
+
+class BusyError(Exception):
+    """In place of GracefulHTTPError."""
+
+    def __init__(self, text, status):
+        super().__init__(text)
+        self.status = status
+
+
+class ClientError(Exception):
+    """In place of VLLMClientError."""
+
+
+VLLM: Any = SimpleNamespace(refusals=(ClientError,), busy_errors=(BusyError,), client_errors=(ClientError,))
+
+
+class Collector:
+    """As vLLM's."""
+
+    def __init__(self):
+        self.items: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, item):
+        self.items.put_nowait(item)
+
+
+class Llm:
+    """In place of AsyncLLM: its `generate` calls its own `add_request`, as vLLM's does."""
+
+    errored = False
+    log_requests = False
+
+    def __init__(self):
+        self.collectors: dict[str, Collector] = {}
+        self.aborted: list[str] = []
+        self.loras: list[Any] = []
+
+    async def add_request(self, request_id, prompt, params, **options):
+        self.loras.append(options["lora_request"])
+        self.collectors[request_id] = Collector()
+        return self.collectors[request_id]
+
+    async def abort(self, request_id):
+        self.aborted.append(request_id)
+
+    async def generate(self, prompt, sampling_params, request_id, *, lora_request=None):
+        collector = await self.add_request(request_id, prompt, sampling_params, lora_request=lora_request)
+        while True:
+            item = await collector.items.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+class Prompter:
+    """Refuses every constraint."""
+
+    async def try_constraint(self, llm, constraint):
+        raise InvalidRequestError("too dear")
+
+
+def params(**values):
+    """Return what a request asks for."""
+    return SimpleNamespace(**{"n": 1, "max_tokens": 5, "structured_outputs": None, **values})
+
+
+@pytest.fixture
+async def place():
+    """A seam, the engine behind it, the runner and a visit that this task works on."""
+    llm = Llm()
+    operator = SimpleNamespace(asleep=False, closed=False)
+    runner: Any = SimpleNamespace(operator=operator, is_up=lambda: True, moved=0)
+
+    def moved():
+        runner.moved += 1
+
+    engine: Any = llm
+    runner.visits = Visits(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, moved, lambda: engine)
+    runner.in_flight = SimpleNamespace(count=lambda: runner.visits.weight)
+    prompter: Any = Prompter()
+    facts, limits = Facts(max_tokens=100, vocabulary=50), replace(USUAL, max_requests_in_flight=10)
+    rules = Rules(VLLM, Gate(runner, 10, None), runner, facts, limits, prompter, Adapters())
+    visit = runner.visits.begin()
+    token = VISIT.set(visit)
+    yield SimpleNamespace(seam=Seam(llm, rules), llm=llm, runner=runner, visit=visit)
+    VISIT.reset(token)
+
+
+async def test_outputs_pass_and_count_as_movement(place):
+    """The engine counts as working while it gives outputs, whichever API they are for."""
+    outputs = place.seam.generate({"prompt_token_ids": [1]}, params(), "one")
+    first = asyncio.ensure_future(anext(outputs))
+    await asyncio.sleep(0)
+    place.llm.collectors["one"].put("output")
+    assert await first == "output"
+    assert place.runner.moved == 1
+    assert place.seam.aborted is place.llm.aborted
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "text"),
+    [
+        (params(n=129), ClientError, "n must be smaller"),
+        (params(n=11, max_tokens=1), ClientError, "at most 10"),
+        (params(logprobs=-1), ClientError, "not -1 for all"),
+        (params(stop=["x"] * 65), ClientError, "65 strings"),
+        (params(allowed_token_ids=[50]), ClientError, "token id 50"),
+        (params(n=128, max_tokens=5000), ClientError, "n times max_tokens"),
+    ],
+    ids=str,
+)
+async def test_a_request_that_asks_for_too_much_is_refused_at_once(place, asked, error, text):
+    """By the call itself, so that a stream has not started."""
+    with pytest.raises(error, match=text):
+        place.seam.generate({"prompt_token_ids": [1]}, asked, "one")
+    assert place.llm.collectors == {}
+
+
+@pytest.mark.parametrize("change", [{"closed": True}, {"asleep": True}])
+async def test_a_model_that_fell_asleep_meanwhile_refuses(place, change):
+    """The door was passed before."""
+    vars(place.runner.operator).update(change)
+    with pytest.raises(BusyError, match="asleep") as raised:
+        place.seam.generate({}, params(), "one")
+    assert raised.value.status == 503
+
+
+async def test_completions_count(place):
+    """One for the request, which the first completion is, and one for each other."""
+    assert place.runner.visits.weight == 1
+    place.seam.generate({}, params(n=4), "one")
+    assert place.runner.visits.weight == 4
+    place.seam.generate({}, params(n=4), "two")
+    assert place.runner.visits.weight == 8
+    with pytest.raises(ClientError, match="12 completions or inputs"):
+        place.seam.generate({}, params(n=4), "three")
+    other = place.runner.visits.begin()
+    VISIT.set(other)
+    with pytest.raises(BusyError, match="more than 10 requests"):
+        place.seam.generate({}, params(n=3), "four")
+    place.runner.visits.finish(place.visit)
+    place.seam.generate({}, params(n=3), "four")
+    assert place.runner.visits.weight == 3
+
+
+async def test_a_request_that_has_not_come_through_the_door_is_refused(place):
+    """There is no such way; if vLLM had one, it would not be open."""
+    VISIT.set(None)
+    with pytest.raises(BusyError, match="door") as raised:
+        place.seam.generate({}, params(), "one")
+    assert raised.value.status == 500
+
+
+async def test_a_constraint_that_vllm_made_is_tried(place):
+    """As for tools, whose constraint is made after the door."""
+    wanted = SimpleNamespace(json={"type": "object"})
+    with pytest.raises(ClientError, match="too dear"):
+        await anext(place.seam.generate({}, params(structured_outputs=wanted), "one"))
+    assert place.llm.collectors == {}
+
+
+async def test_an_adapter_is_the_one_that_the_request_has_found(place):
+    """The application knows only its name."""
+    place.visit.adapter = SimpleNamespace(request="sql@1234")
+    for name, given in {"one": "sql", "two": None}.items():
+        waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), name, lora_request=given)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+    assert place.llm.loras == ["sql@1234", None]
+
+
+async def test_a_request_that_is_ended_gets_the_reason_and_is_aborted(place):
+    """When the model is unloaded, or its time is over."""
+    waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), "one")))
+    await asyncio.sleep(0)
+    place.runner.visits.end_all(UnavailableError("unloaded"))
+    with pytest.raises(BusyError, match="unloaded"):
+        await waiting
+    await asyncio.sleep(0)
+    assert place.llm.aborted == ["one"]
+    with pytest.raises(BusyError, match="unloaded"):
+        place.seam.generate({}, params(), "two")
+
+
+async def test_a_request_that_waits_for_too_long_is_found(place):
+    """A visit waits until vLLM has begun to work on all of its requests."""
+    visits, visit = place.runner.visits, place.visit
+    assert visits.overdue(visit.waiting_since, place.llm) == []
+    later = visit.waiting_since + 1
+    assert visits.overdue(later, place.llm) == [visit]
+    waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), "one")))
+    await asyncio.sleep(0)
+    state = SimpleNamespace(is_prefilling=True)
+    place.llm.output_processor = SimpleNamespace(request_states={"one": state}, parent_requests={})
+    assert visits.overdue(later, place.llm) == [visit]
+    state.is_prefilling = False
+    assert visits.overdue(later, place.llm) == []
+    state.is_prefilling = True
+    assert visits.overdue(later, place.llm) == []
+    waiting.cancel()
