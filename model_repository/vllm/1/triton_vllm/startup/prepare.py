@@ -35,6 +35,7 @@ from triton_vllm.startup import (
     settings,
     warm_cache,
 )
+from triton_vllm.startup.head_start import HeadStart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +62,8 @@ class Prepared:
         file_name: the file with the engine arguments. Relative to the model's folder.
         parsers: the parsers that read the answers to chats.
         run_folder: where vLLM's sockets are. None if no folder can be made.
+        head_start: the interpreter of EngineCore, started ahead. None if another process starts the
+            engine.
     """
 
     settings: Settings
@@ -70,10 +73,16 @@ class Prepared:
     file_name: str
     parsers: ParserNames
     run_folder: RunFolder | None
+    head_start: HeadStart | None
 
 
 def prepare(
-    args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack
+    args: Mapping[str, str],
+    log: Log,
+    progress: Progress,
+    until_loaded: ExitStack,
+    *,
+    starts_engine: bool = True,
 ) -> Prepared:
     """Return everything that a model's engine is started with.
 
@@ -82,6 +91,7 @@ def prepare(
         log: reports the findings.
         progress: reports the phases.
         until_loaded: closed when the engine has started or failed to start.
+        starts_engine: whether this process starts the engine, and not another instance.
 
     Raises:
         ConfigError: the model's files are wrong.
@@ -108,6 +118,10 @@ def prepare(
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     # 3) Import vLLM, which takes 10 s or more on two cores.
     progress.phase("importing vLLM")
+    model = args["model_config"] + json.dumps(arguments, sort_keys=True)
+    head_start = HeadStart(os.environ, model) if starts_engine else None
+    if head_start is not None:
+        until_loaded.callback(head_start.close)
     vllm = _import(log, until_loaded)
     # 4) Fit the operator's choices to this vLLM.
     audio.limit(chosen.limits, vllm_api.variables(), os.environ)
@@ -135,6 +149,7 @@ def prepare(
         file_name=file_name,
         parsers=names,
         run_folder=run,
+        head_start=head_start,
     )
 
 
