@@ -2,8 +2,11 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vllm_env.base import report
 from vllm_env.base.filesystem import file_sha256, write_whole
@@ -11,19 +14,29 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.layout.layout import Packed
 from vllm_env.lock.pylock import Lock
 from vllm_env.model.manifest import Manifest, adopted_from, describe_build, render_sbom
-from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
+from vllm_env.plan import (
+    TEMPLATE,
+    BuildRequest,
+    Plan,
+    check_server,
+    has_gpu,
+    make_plan,
+    standing,
+    subject_of,
+)
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.exchange import remove_abandoned_staging
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.serve.leftovers import server_runs
-from vllm_env.serve.proof import CLIENT, PROMPTS, Subject, content_of, recall, remember
+from vllm_env.serve.proof import CLIENT, PROMPTS, recall, remember, seen
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.triton.root import STUB_LIBRARIES, TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
+from vllm_env.verify.together import together
 from vllm_env.verify.tree_rules import Expected
 from vllm_env.verify.verify import verified_mark, verify_packed
 
@@ -99,6 +112,7 @@ class _Build:
     def _rebuild(self) -> BuildResult:
         workspace = self.workspace
         request = self.request
+        check_server(request, self.lock.spec.profile)
         prefix = self._prefix()
         stub = self._stub(prefix)
         packed = self._pack(prefix)
@@ -116,16 +130,16 @@ class _Build:
             adopted_from=source,
             stub_libraries=stub.libraries,
         )
-        self._verify(stub, packed)
+        standin = self._verify(stub, packed, prefix)
         smoke = None
-        served = {}
+        served: dict[str, Any] = {}
         if request.smoke:
             # It serves a staged copy, so that a model that fails is not published.
             with workspace.cache.staging() as staging:
                 candidate = staging / request.model
                 stage_candidate(built, request.model_folder, request.template, candidate)
-                served = content_of(candidate)
-                smoke = self._smoke(candidate, prefix)
+                served = seen(candidate, self.plan.triton.path)
+                smoke = self._smoke(candidate, prefix, standin)
         with report.stage("publish"):
             model = publish(workspace, built, request.repository, request.model, request.template)
             report.step(str(model))
@@ -180,7 +194,8 @@ class _Build:
             report.step(step)
         return packed
 
-    def _verify(self, stub: Stub, packed: Packed) -> None:
+    def _verify(self, stub: Stub, packed: Packed, prefix: Prefix) -> Path | None:
+        """Check the environment; return the stand-in if it was made meanwhile."""
         workspace = self.workspace
         lock = self.lock
         expected = Expected(
@@ -190,45 +205,46 @@ class _Build:
         with report.stage("verify"):
             if mark.is_file():
                 report.step("passed before")
-                return
+                return None
             layout = self.request.layout
-            for note in verify_packed(workspace, layout, packed, expected, self.plan.triton):
+            triton = self.plan.triton
+            # The smoke run's server, and after it the user's own, then need not unpack again.
+            keep = self.request.smoke
+            checks = partial(verify_packed, workspace, layout, packed, expected, triton, keep=keep)
+            jobs: list[Callable[[], Any]] = [checks]
+            # It takes one core for 4 s. What an adopted model serves is known later.
+            if self.request.smoke and not self.request.smoke_model and not self.request.adoption:
+                jobs.append(partial(ensure_standin, workspace, prefix.python))
+            notes, *standins = together(*jobs)
+            for note in notes:
                 report.note(note)
             # The mark tells the next build. An environment that failed is in the cache, too.
             write_whole(mark, "")
             report.step("loader rules, no path of the build, imports without activation")
-
-    def _subject(self, model: Path, manifest: Manifest) -> Subject | None:
-        """Return what a proof is about; None if the files that were served are not all known."""
-        request = self.request
-        # The layout "directory" has 60,000 files, and another model than the stand-in any.
-        is_folder = request.layout.name == "directory"
-        if is_folder or request.smoke_model or request.adoption:
-            return None
-        return Subject(model, manifest, self.plan.triton.path)
+            return standins[0] if standins else None
 
     def _prove_again(self, model: Path, manifest: Manifest) -> SmokeResult | None:
-        subject = self._subject(model, manifest)
+        subject = subject_of(self.request, manifest, self.plan.triton)
         if subject and not self.request.smoke_again:
             known = recall(self.workspace.cache, subject)
             if known:
                 return known
-        served = content_of(model)
+        served = seen(model, self.plan.triton.path)
         smoke = self._smoke_again(model)
         if smoke:
             self._keep_proof(model, manifest, smoke, served)
         return smoke
 
     def _keep_proof(
-        self, model: Path, manifest: Manifest, smoke: SmokeResult, served: dict[str, str]
+        self, model: Path, manifest: Manifest, smoke: SmokeResult, served: dict[str, Any]
     ) -> None:
         """Keep the result of a smoke run for the next build with nothing to do."""
         # The stand-in's name in the engine arguments belongs to the state that is kept.
         self._offer_standin(model, smoke)
-        subject = self._subject(model, manifest)
+        subject = subject_of(self.request, manifest, self.plan.triton)
         # The model is published. Without the proof, the next build only serves it again.
         try:
-            if subject and content_of(model) == served:
+            if subject and seen(model, subject.triton) == served:
                 remember(self.workspace.cache, subject, smoke)
         except (OSError, ValueError) as error:
             report.debug(f"the answers of the smoke run are not kept: {error}")
@@ -243,13 +259,14 @@ class _Build:
         report.note("no smoke run: the cache no longer has an environment to make its stand-in")
         return None
 
-    def _smoke(self, model: Path, prefix: Prefix | None) -> SmokeResult:
+    def _smoke(
+        self, model: Path, prefix: Prefix | None, standin: Path | None = None
+    ) -> SmokeResult:
         workspace = self.workspace
         named = self.request.smoke_model
         adoption = self.request.adoption
         own = own_model(workspace, adoption.own) if adoption and not named else {}
-        standin = None
-        if prefix and not named and not own:
+        if prefix and not standin and not named and not own:
             with report.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")

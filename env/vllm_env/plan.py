@@ -13,6 +13,7 @@ from vllm_env.base.filesystem import require_space
 from vllm_env.base.network import require_loopback
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.layout import LAYOUTS
+from vllm_env.layout.kept import require_places
 from vllm_env.layout.layout import Layout
 from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.pins import NotKnownError
@@ -23,6 +24,7 @@ from vllm_env.model.manifest import Manifest, read_manifest
 from vllm_env.prefix.prefix import prefix_key
 from vllm_env.publish.adopt import Adoption
 from vllm_env.publish.publish import check_writable
+from vllm_env.serve.proof import Subject, recall
 from vllm_env.triton.provision import provision, to_be_provisioned
 from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, is_plain, open_root
 from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
@@ -170,8 +172,8 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     # 2) What it contains
     profile = named or default_profile(triton)
     spec = load_spec(profile, request.overrides, request.spec_file)
-    if request.smoke or request.warm:
-        _check_server(request, profile)
+    if not _is_proved(workspace, request, triton):
+        check_server(request, profile)
     # A stub for cuda shares GPU memory with the server.
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     # Checked before the lock, which may take minutes to resolve.
@@ -259,14 +261,47 @@ def _check_gpu(request: BuildRequest, profile: str | None) -> str:
     return "no GPU"
 
 
-def _check_server(request: BuildRequest, profile: str) -> None:
+def check_server(request: BuildRequest, profile: str) -> None:
+    """Check that this machine can start the server that the request asks for, if any.
+
+    Checked early: a build takes minutes before it serves the model.
+
+    Raises:
+        VllmEnvError: the loopback interface is down, or too little space is free.
+    """
+    if not request.smoke and not request.warm:
+        return
     require_loopback()
-    # Checked now: a build takes minutes before it serves the model.
+    purpose = "the smoke run" if request.smoke else "--warm"
+    if needed := request.layout.unpacked_space(profile):
+        require_places(needed, purpose)
     require_space(
         Path(TMP),
         request.layout.extracted_space(profile),
-        f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
+        f"Triton's extraction for {purpose}",
         remedy="Free some space in /tmp or mount a larger file system there "
         "(Triton extracts nowhere else); --layout parts needs little, "
         "and --no-smoke-run leaves it to the server that will load the model.",
     )
+
+
+def subject_of(request: BuildRequest, manifest: Manifest, triton: TritonRoot) -> Subject | None:
+    """Return what a proof would be about; None if the files that are served are not all known."""
+    # The layout "directory" has 60,000 files, and another model than the stand-in any.
+    is_folder = request.layout.name == "directory"
+    if is_folder or request.smoke_model or request.adoption:
+        return None
+    return Subject(request.model_folder, manifest, triton.path)
+
+
+def _is_proved(workspace: Workspace, request: BuildRequest, triton: TritonRoot) -> bool:
+    """Return whether the model that stands need not be served again, unless it is built anew."""
+    if request.warm or request.smoke_again:
+        return False
+    try:
+        manifest = read_manifest(request.model_folder)
+    # It is built again.
+    except VllmEnvError:
+        return False
+    subject = subject_of(request, manifest, triton) if manifest else None
+    return bool(subject and recall(workspace.cache, subject))

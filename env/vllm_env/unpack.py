@@ -16,7 +16,7 @@ from vllm_env.base.filesystem import (
     tree_size,
 )
 from vllm_env.base.interrupts import interrupts_held
-from vllm_env.base.locks import locked_folder
+from vllm_env.base.locks import locked_folder, remove_unlocked
 from vllm_env.model.manifest import Manifest, check_files
 from vllm_env.plan import installed_triton
 
@@ -33,6 +33,9 @@ def unpack(model: Path, manifest: Manifest, folder: Path) -> Path:
         VllmEnvError: a file differs from the manifest, or too little space is free.
     """
     folder = folder.absolute()
+    # What a killed run has left. `clean` does not know this folder.
+    for leftover in folder.glob(f"{_SCRATCH}*"):
+        remove_unlocked(leftover)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
             f"{folder} is not an empty folder.", remedy="Remove it, or name another folder."

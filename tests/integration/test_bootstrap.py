@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pip
 import pytest
 
+import bootstrap
 from support.bootstrap_place import Place
 from support.patience import LIMIT, wait_for
+from support.repositories import CHECKOUT
 from vllm_env.base.filesystem import owner_of
+from vllm_env.base.network import parse_pip_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +126,33 @@ def test_pips_configuration_of_the_interpreter_counts(place: Place) -> None:
     (python.parents[1] / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {place.wheels}\n")
     code, _, err = place.run(PYTHON=str(python))
     assert code == 0, err
+
+
+def test_uv_installs_what_the_lock_has_beside_it(place: Place) -> None:
+    """From where pip is configured to take it, with the same digests; pip itself installs uv alone."""
+    del place.env["PIP_NO_INDEX"], place.env["PIP_CONFIG_FILE"]
+    configured = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    links = f"{_find_links()} {place.wheels}"
+    place.env |= {**configured, "PIP_FIND_LINKS": links}
+    lock = place.root / "env/requirements.txt"
+    tool = lock.read_text()
+    lock.write_text(tool + bootstrap.entry_of("uv", CHECKOUT / "env/requirements.txt"))
+    code, out, err = place.run()
+    assert (code, out[:6]) == (0, '["1.0"'), err
+    installers = {path.parent.name: path.read_text().strip() for path in place.tools.glob("venv*/lib/*/*/*/INSTALLER")}
+    assert installers.pop("tool-1.0.dist-info") == "uv"
+    assert [(name[:3], installer) for name, installer in installers.items()] == [("uv-", "pip")]
+    # Another file than the lock's is refused, as by pip.
+    lock.write_text(tool.replace(tool[-65:-1], "0" * 64) + bootstrap.entry_of("uv", CHECKOUT / "env/requirements.txt"))
+    code, _, err = place.run()
+    assert code == 1
+    assert "ash mismatch" in err
+
+
+def _find_links() -> str:
+    """The folders of wheels that this machine's pip is configured with."""
+    listing = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
+    return " ".join(parse_pip_config(listing).find_links)
 
 
 def _bare(place: Place) -> Path:

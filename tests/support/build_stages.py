@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from support.patience import LIMIT
 from support.small_build import small_lock
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.build import BuildResult, build
@@ -44,6 +46,8 @@ class Stages:
     candidates: list[set[str]] = field(default_factory=list)
     expected: list[Expected] = field(default_factory=list)
     verified: list[Packed] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)
+    has_verified: threading.Event = field(default_factory=threading.Event)
 
     def _call(self, name: str) -> None:
         self.called.append(name)
@@ -94,16 +98,25 @@ class Stages:
         return Packed(path, (EnvironmentRecord("vllm_env.tar.gz", digest, path.stat().st_size, members=3, unpacked=10),))
 
     def verify_packed(
-        self, workspace: Workspace, layout: Layout, packed: Packed, expected: Expected, triton: TritonRoot
+        self, workspace: Workspace, layout: Layout, packed: Packed, expected: Expected, triton: TritonRoot, *, keep: bool
     ) -> tuple[str, ...]:
         """Has a note for the user about an archive."""
+        self.kept.append(keep)
         self.expected.append(expected)
         self.verified.append(packed)
-        self._call("verify")
+        try:
+            self._call("verify")
+        finally:
+            self.has_verified.set()
         return ("a note",) if packed.environment.members else ()
 
     def ensure_standin(self, workspace: Workspace, python: Path) -> Path:
         """A folder."""
+        # Both begin at the same time. The order of `called` must not depend on the machine.
+        if threading.current_thread() is not threading.main_thread():
+            assert self.has_verified.wait(LIMIT)
+            if self.fails == "verify":
+                raise self.error  # its program is ended with the failed check
         self._call("stand-in")
         (self.folder / "standin").mkdir(exist_ok=True)
         return self.folder / "standin"

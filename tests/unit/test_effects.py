@@ -39,7 +39,7 @@ ROOMS = {
         "publish": {FILE},
         "serve": {FILE, SOCKET},
         "triton": {FILE},
-        "verify": {FILE},
+        "verify": {FILE, THREAD},
     },
 }
 """A room that is not named does nothing of all this."""

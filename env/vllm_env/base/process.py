@@ -11,8 +11,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +32,64 @@ _QUIETLY: Any = {
 }
 _TAIL_LINES = 40
 _LAUNCHER = Path(__file__).with_name("launch.py")
+
+
+class _Group:
+    """The programs that several threads run; all of them can be ended at once.
+
+    Args:
+        outer: the group whose end is also the end of this one.
+    """
+
+    def __init__(self, outer: "_Group | None" = None) -> None:
+        self._outer = outer
+        self._lock = threading.Lock()
+        self._children: set[Child] = set()
+        self._has_ended = False
+
+    @contextlib.contextmanager
+    def holding(self, child: Child) -> Iterator[None]:
+        """Have a program end with the group while the block runs."""
+        with self._lock:
+            self._children.add(child)
+            has_ended = self._has_ended
+        try:
+            # A thread may start its next program after the others have been ended.
+            if has_ended:
+                end_session(child)
+            with self._outer.holding(child) if self._outer else contextlib.nullcontext():
+                yield
+        finally:
+            with self._lock:
+                self._children.discard(child)
+
+    def end(self) -> None:
+        """End all programs, and each further one as soon as it has started."""
+        with self._lock:
+            self._has_ended = True
+            children = list(self._children)
+        for child in children:
+            end_session(child)
+
+
+_group: ContextVar[_Group | None] = ContextVar("group", default=None)
+
+
+@contextlib.contextmanager
+def ended_together() -> Iterator[None]:
+    """End all programs that :func:`run` runs in threads with this context if the block fails.
+
+    A Ctrl-C reaches the main thread only, and a thread that waits for a program would go on.
+    """
+    group = _Group(_group.get())
+    token = _group.set(group)
+    try:
+        yield
+    except BaseException:
+        group.end()
+        raise
+    finally:
+        _group.reset(token)
 
 
 def run(
@@ -62,8 +122,9 @@ def run(
             raise CommandError(
                 f"Could not {what}: {argv[0]} does not start ({error.strerror}).", remedy=remedy
             ) from error
-        # ``with`` closes the pipe of the output.
-        with child:
+        group = _group.get() or _Group()
+        # ``with child`` closes the pipe of the output.
+        with child, group.holding(child):
             try:
                 with let_through():
                     output = _read(child, on_line)

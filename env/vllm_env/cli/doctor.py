@@ -181,7 +181,12 @@ def _unpacked(spec: Spec) -> Finding:
     needed = EXTRACTED_SPACE[spec.profile]
     remedy = f"Name a folder on a local disk with enough space: {parts_places.VARIABLE}=DIR."
     folders = [Path(place) for place in parts_places.places()]
-    local = [folder for folder in folders if not parts_places.network_of(str(nearest(folder)))]
+    # A folder that the operator names is used, also on a network.
+    local = [
+        folder
+        for folder in folders
+        if parts_places.is_named(str(folder)) or not parts_places.network_of(str(nearest(folder)))
+    ]
     if not local:
         what = f"{folders[0]} and the others are on a network file system"
         return Finding("unpacked", "problem", what, remedy)

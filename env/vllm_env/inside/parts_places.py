@@ -27,12 +27,13 @@ MARK = ".whole"
 """The file in an unpacked environment that says when it is complete."""
 
 _TMP = "/tmp"  # noqa: S108 - names and owners are checked
+_MOUNTS = "/proc/self/mountinfo"
 # Unused environments that stay. A deployment may go back to the last one.
 _KEPT = 1
 # The keys are those of ``key_of``. A folder that the operator names may have other locks in it.
 _LOCK = re.compile(r"[0-9a-f]{32}\.lock")
 # Writing 60,000 files there takes minutes, and each start reads them from there. The numbers are
-# those of statfs(2). FUSE and 9p are not listed: a container's own disk may be one of these.
+# those of statfs(2). 9p is not listed: a container's own disk may be one.
 _NETWORKS = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -44,6 +45,17 @@ _NETWORKS = {
     0x19830326: "BeeGFS",
     0x5346414F: "AFS",
     0x6B414653: "AFS",
+}
+# Behind FUSE may be a network (sshfs, s3fs, gcsfuse) or a disk. These are disks, by their names in
+# mountinfo; a container without root may have its own disk on fuse-overlayfs.
+_FUSE = 0x65735546
+_FUSE_ON_DISK = {
+    "fuseblk",
+    "fuse.fuse-overlayfs",
+    "fuse.mergerfs",
+    "fuse.bindfs",
+    "fuse.gocryptfs",
+    "fuse.encfs",
 }
 # The lock files of the environments in use. They stay open until this process ends.
 _held: list[int] = []
@@ -170,13 +182,37 @@ def require_usable(place: str) -> None:
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
         raise PermissionError("it is mounted noexec, and libraries are run from there")
     network = network_of(place)
-    if network:
+    if network and not is_named(place):
         raise PermissionError(f"it is on a network file system ({network})")
+
+
+def is_named(place: str) -> bool:
+    """Return whether the operator has named a place: then it is used, also on a network."""
+    named = os.environ.get(VARIABLE, "")
+    return bool(named) and os.path.abspath(named) == place
 
 
 def network_of(place: str) -> str:
     """Return the name of the network file system that a place is on; "" if it is on another one."""
-    return _NETWORKS.get(_file_system(place), "")
+    kind = _file_system(place)
+    if kind == _FUSE:
+        name = _name_of_fuse(place)
+        return "" if name in _FUSE_ON_DISK else name
+    return _NETWORKS.get(kind, "")
+
+
+def _name_of_fuse(place: str) -> str:
+    """Return the type of a FUSE mount, such as ``fuse.sshfs``."""
+    number = os.stat(place).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    with open(_MOUNTS, encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            # Two lists (proc_pid_mountinfo(5)): the third field is the device; after " - " comes
+            # the type.
+            left, _, right = line.partition(" - ")
+            if left.split()[2] == device:
+                return right.split()[0]
+    return "fuse"
 
 
 def _file_system(place: str) -> int:

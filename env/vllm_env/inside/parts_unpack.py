@@ -34,6 +34,7 @@ from .parts_places import (
     is_whole,
     locked,
     mark,
+    network_of,
     places,
     remove_unused,
     require_usable,
@@ -151,6 +152,8 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
             require_usable(place)
+            if network := network_of(place):
+                tell(f"{place} ({VARIABLE}) is on a network file system ({network}): slow starts")
             _unpack_once(tree, facts, parts, tell)
         except OSError as error:
             reasons.append(f"{place}: {error.strerror or error}")
@@ -162,6 +165,13 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
         f"{'; '.join(reasons)}. Set {VARIABLE} to a folder on a local disk with enough space, "
         "or build with --layout archive or directory."
     )
+
+
+def space_for(facts: Facts) -> int:
+    """Return the bytes that must be free to unpack an environment."""
+    files = sum(part["members"] for part in facts["parts"])
+    needed: int = facts["unpacked"] + files * _BYTES_PER_FILE + _MARGIN
+    return needed
 
 
 def _unpack_once(tree: str, facts: Facts, parts: str, tell: Tell) -> None:
@@ -182,8 +192,7 @@ def _unpack_once(tree: str, facts: Facts, parts: str, tell: Tell) -> None:
 def _unpack(tree: str, facts: Facts, parts: str, tell: Tell, handle: int) -> None:
     began = time.monotonic()
     place, key = os.path.split(tree)
-    files = sum(part["members"] for part in facts["parts"])
-    needed = facts["unpacked"] + files * _BYTES_PER_FILE + _MARGIN
+    needed = space_for(facts)
     # 1) Make room. The previous environment goes only if there is no other way.
     for unfinished in folders_of(tree):
         shutil.rmtree(unfinished, ignore_errors=True)

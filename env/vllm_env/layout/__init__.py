@@ -1,8 +1,9 @@
 """Store a finished prefix in the form that a model's folder holds.
 
 A layout packs a prefix into the cache, opens it again as a server does, and places it in a given
-folder. The same prefix gives the same bytes. A layout does not use the network, and it writes to no
-model repository by itself. A new layout is a module with a ``LAYOUT``, and its name here.
+folder. What it opens may stay unpacked where the user's servers look for it. The same prefix gives
+the same bytes. A layout does not use the network, and it writes to no model repository by itself. A
+new layout is a module with a ``LAYOUT``, and its name here.
 """
 
 from collections.abc import Iterator, Mapping

@@ -4,7 +4,7 @@ import ctypes.util
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,7 +78,9 @@ class Archive(Layout):
             )
             return keep_packed(workspace.cache, file, (record,))
 
-    def open(self, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+    def open(
+        self, packed: Packed, triton: Path | None, scratch: Path, *, keep: bool = False
+    ) -> Generator[Tree, None, None]:
         """Unpack the archive as Triton does."""
         unpacked = packed.environment.unpacked or 5 * tree_size(packed.path)
         # A tenth more, for folders and the last blocks of files.

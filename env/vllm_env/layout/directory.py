@@ -1,7 +1,7 @@
 """The layout ``directory``: the prefix itself. Triton uses it without unpacking."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from vllm_env.base.filesystem import link_or_copy, make_readable, tree_size
@@ -27,7 +27,9 @@ class Directory(Layout):
         record = EnvironmentRecord(self.environment, key=prefix.key)
         return Packed(prefix.path, (record,), reused=prefix.reused)
 
-    def open(self, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+    def open(
+        self, packed: Packed, triton: Path | None, scratch: Path, *, keep: bool = False
+    ) -> Generator[Tree, None, None]:
         """Yield the folder itself."""
         yield Tree(packed.path)
 

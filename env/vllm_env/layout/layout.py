@@ -1,7 +1,7 @@
 """The interface of a layout: one class for each way to store an environment in a model's folder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -90,11 +90,17 @@ class Layout(ABC):
         return Packed(model / self.environment, records)
 
     @abstractmethod
-    def open(self, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+    def open(
+        self, packed: Packed, triton: Path | None, scratch: Path, *, keep: bool = False
+    ) -> Generator[Tree, None, None]:
         """Unpack as a server does, and yield each tree as soon as it exists, the complete one last.
 
-        The trees are in the folder ``scratch``. The Triton root's own libarchive is used if it has
-        one.
+        Args:
+            packed: the packed environment.
+            triton: a Triton root, whose own libarchive is used if it has one.
+            scratch: the folder for the trees.
+            keep: if a model's start unpacks the environment once per machine, do that for it. The
+                result stays unless the generator is closed early.
 
         Raises:
             VllmEnvError: Triton would refuse the packed environment, or too little space is free.
@@ -113,6 +119,10 @@ class Layout(ABC):
 
     def extracted_space(self, profile: str) -> int:
         """Return the bytes that Triton extracts to /tmp when it loads a model."""
+        return 0
+
+    def unpacked_space(self, profile: str) -> int:
+        """Return the bytes that a model's start itself unpacks."""
         return 0
 
     def copied_space(self, profile: str) -> int:

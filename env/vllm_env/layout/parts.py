@@ -8,8 +8,10 @@ it calls the model. The parts have the other packages. A model's start unpacks t
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from vllm_env import inside
@@ -20,11 +22,12 @@ from vllm_env.base.filesystem import file_sha256, require_space, tree_size
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 from vllm_env.inside import parts_unpack
-from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.prefix import EXTRACTED_SPACE, Prefix
 from vllm_env.prefix.relocate import site_packages
 
 from .archive import Archive, place_file, unpack
 from .cached import facts_of, find_packed, keep_packed, parts_folder
+from .kept import unpacked_for_servers
 from .layout import EnvironmentRecord, Packed, Tree
 from .tar import LEFT_OUT, TarPlan, plan_archive, write_archive
 
@@ -87,7 +90,9 @@ class Parts(Archive):
             )
             return keep_packed(workspace.cache, file, (first, *parts))
 
-    def open(self, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+    def open(
+        self, packed: Packed, triton: Path | None, scratch: Path, *, keep: bool = False
+    ) -> Generator[Tree, None, None]:
         """Unpack the small archive as Triton does, and the parts as a model's start does."""
         parts = parts_folder(packed.path)
         unpacked = packed.environment.unpacked or 5 * (tree_size(packed.path) + tree_size(parts))
@@ -98,7 +103,13 @@ class Parts(Archive):
         unpack(packed.path, small, triton, packed.environment.members)
         yield Tree(small, complete=False)
         report.step("parts")
-        yield Tree(_unpack_parts(small, parts, scratch))
+        unpack_into = partial(_unpack_parts, small, parts)
+        with unpacked_for_servers(small, unpack_into) if keep else nullcontext() as kept:
+            whole = kept or scratch / "1"
+            if not kept:
+                whole.mkdir()
+                unpack_into(whole)
+            yield Tree(whole)
 
     def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
         """Link the small archive and the parts, or copy them if they are on another file system."""
@@ -115,8 +126,12 @@ class Parts(Archive):
         return archive and archive + tree_size(parts_folder(environment))
 
     def extracted_space(self, profile: str) -> int:
-        """Return 0: the start itself finds a place with enough space, or reports an error."""
+        """Return 0: the small archive needs little."""
         return 0
+
+    def unpacked_space(self, profile: str) -> int:
+        """Return the size of an environment."""
+        return EXTRACTED_SPACE[profile]
 
 
 @dataclass
@@ -194,19 +209,16 @@ def _describe(
         plan.base.add_bytes(__file__, data, f"{packages}/{name}")
 
 
-def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
-    """Let the small archive's own code unpack the parts; return the whole environment's folder."""
-    whole = scratch / "1"
-    whole.mkdir()
+def _unpack_parts(small: Path, parts: Path, folder: Path) -> None:
+    """Let the small archive's own code unpack the whole environment into an empty folder."""
     # -B: bytecode written here would name this machine's folders, and become a part of the whole
     # environment.
     run(
-        [small / "bin" / "python", "-B", "-c", _UNPACK, whole, parts],
+        [small / "bin" / "python", "-B", "-c", _UNPACK, folder, parts],
         what="unpack the parts",
-        env={"PATH": os.defpath, "HOME": str(scratch)},
+        env={"PATH": os.defpath, "HOME": str(small.parent)},
         remedy=REBUILD,
     )
-    return whole
 
 
 LAYOUT = Parts()

@@ -75,13 +75,20 @@ def remember(cache: Cache, subject: Subject, result: SmokeResult) -> None:
     write_whole(_file(cache, subject), json.dumps(entry))
 
 
-def content_of(model: Path) -> dict[str, str]:
-    """Return the digests of a model's configuration and code, by their path in its folder.
+def seen(model: Path, triton: Path) -> _State:
+    """Return what a smoke run is about to use; if it differs afterwards, the run proves nothing.
 
-    A smoke run serves a copy. The user may edit the published files meanwhile.
+    The run serves a copy of the model, and the user may edit files meanwhile. So the model's
+    configuration and code are compared by their digests, by their path in its folder.
+
+    Args:
+        model: the model's folder, as it is served.
+        triton: the Triton root.
     """
     files = [model / CONFIG_NAME, *code_files(model / CODE)]
-    return {str(file.relative_to(model)): file_sha256(file) for file in files}
+    digests = {str(file.relative_to(model)): file_sha256(file) for file in files}
+    others = {str(file): _stat(file) for file in _around(triton)}
+    return {**digests, **others, "gpus": gpus()}
 
 
 def _file(cache: Cache, subject: Subject) -> Path:
@@ -108,8 +115,13 @@ def _files(subject: Subject) -> Iterator[Path]:
     yield model / subject.manifest.stub.name
     yield from (model / STUB_LIBRARIES).iterdir()
     yield from code_files(model / CODE)
+    yield from _around(subject.triton)
+
+
+def _around(triton: Path) -> Iterator[Path]:
+    """Yield what a smoke run needs besides the model."""
     for name in _TRITON_FOLDERS:
-        yield from _files_in(subject.triton / name)
+        yield from _files_in(triton / name)
     yield PROMPTS
     yield from CLIENT.parent.rglob("*.py")
 

@@ -308,6 +308,16 @@ class TritonServer:
         """Return the server's living processes: itself, the stubs, and those of vLLM."""
         return processes.members(self.pid, self._id, self._known) if self._child else []
 
+    def kill(self) -> None:
+        """End the server's process at once. Its stubs and engines notice it and end, too.
+
+        Use it before :meth:`stop` if no client waits for an answer: a clean exit takes 3 s.
+        """
+        # Afterwards its children have another parent.
+        self._look(now=True)
+        if self._child:
+            self._child.kill()
+
     def stop(self) -> None:
         """End the server and remove its leftovers.
 

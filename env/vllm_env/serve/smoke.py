@@ -131,6 +131,7 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         with TritonServer(request.binary, repository, log=request.log, launch=launch) as server:
             ready = time.monotonic()
             output = _ask(request, server, staged)
+            server.kill()
         *texts, _ = (staged / _RESULTS).read_text("utf-8").split(_SEPARATOR)
     prompts = _read_prompts(request.prompts)
     if len(texts) != len(prompts):

@@ -6,6 +6,8 @@ each unpacked tree. Last, its interpreter is started as Triton's launcher starts
 imports the modules that vLLM imports later.
 """
 
+import contextlib
+from functools import partial
 from pathlib import Path
 
 from vllm_env.base import report
@@ -20,6 +22,7 @@ from .compiler_check import check_compiler
 from .launcher_check import check_start, judge, start
 from .lazy_imports import check_lazy_imports
 from .leaked_paths import build_places, check_leaks
+from .together import together
 from .tree_rules import Expected, check_tree, check_versions
 
 # Raise it when a check below becomes stricter: then environments that passed before are checked
@@ -53,8 +56,18 @@ def verify_packed(
     packed: Packed,
     expected: Expected,
     triton: TritonRoot | None = None,
+    *,
+    keep: bool = False,
 ) -> tuple[str, ...]:
     """Open an environment as a server does, and check every tree, up to an import of vLLM.
+
+    Args:
+        workspace: the cache.
+        layout: how the environment is packed.
+        packed: the environment.
+        expected: the expected versions.
+        triton: the Triton that will serve it.
+        keep: leave a tree that passed where the first server of this user will look for it.
 
     Returns:
         Notes for the user: findings that are not wrong, but cost time at each start.
@@ -64,12 +77,15 @@ def verify_packed(
     """
     notes: list[str] = []
     with workspace.cache.staging() as scratch:
-        for tree in layout.open(packed, triton.path if triton else None, scratch):
-            # The small archive of the layout ``parts`` holds only the interpreter.
-            if tree.complete:
-                notes += verify_tree(workspace, tree.path, expected)
-            else:
-                _verify_interpreter(workspace, tree.path, expected)
+        root = triton.path if triton else None
+        # Closed at once if a check fails: a tree that failed must not stay.
+        with contextlib.closing(layout.open(packed, root, scratch, keep=keep)) as trees:
+            for tree in trees:
+                # The small archive of the layout ``parts`` holds only the interpreter.
+                if tree.complete:
+                    notes += verify_tree(workspace, tree.path, expected)
+                else:
+                    _verify_interpreter(workspace, tree.path, expected)
     return tuple(notes)
 
 
@@ -92,22 +108,30 @@ def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> 
     """
     report.step("rules of the loader")
     check_tree(environment, expected)
-    report.step("shared libraries")
+    report.step("shared libraries, paths of the build, imports")
+    # Each takes a core for some seconds, most of them for an import of vLLM.
+    _, started_notes, later_notes = together(
+        partial(_check_files, workspace, environment, expected),
+        partial(_check_start, workspace, environment, expected),
+        partial(check_lazy_imports, workspace, environment, expected),
+    )
+    return (*started_notes, *later_notes)
+
+
+def _check_files(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
     check_missing_libraries(find_needed_libraries(environment, expected.profile))
-    report.step("its own compiler")
     check_compiler(workspace, environment)
-    report.step("paths of the build")
     check_leaks(environment, build_places(workspace.cache.root))
-    report.step("imports without activation")
+    return ()
+
+
+def _check_start(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
     started = check_start(workspace, environment, expected)
-    report.step("what vLLM imports later")
-    notes = check_lazy_imports(workspace, environment, expected)
-    if started.stale:
-        names = ", ".join(started.stale[:3])
-        modules = f"{len(started.stale)} of {len(started.files)} modules"
-        note = f"{modules} have no bytecode that fits ({names}, …): slower starts"
-        return (note, *notes)
-    return notes
+    if not started.stale:
+        return ()
+    names = ", ".join(started.stale[:3])
+    modules = f"{len(started.stale)} of {len(started.files)} modules"
+    return (f"{modules} have no bytecode that fits ({names}, …): slower starts",)
 
 
 def verified_mark(

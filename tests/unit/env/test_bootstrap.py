@@ -48,3 +48,13 @@ def test_environment_takes_a_folder_and_a_lock(
     assert made == [tmp_path / "e", tmp_path / "l"]
     assert bootstrap.main(["--environment", str(tmp_path)]) == 2
     assert "usage: bootstrap.py --environment FOLDER LOCK" in capsys.readouterr().err
+
+
+def test_an_entry_of_a_lock_is_its_version_and_its_digests(tmp_path: Path) -> None:
+    """Neither that of a package whose name begins or ends alike, nor what follows."""
+    lock = tmp_path / "lock"
+    entry = "uv==0.1 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n"
+    lock.write_text(f"uv-build==0.1 \\\n    --hash=sha256:3\n{entry}zuv==1 --hash=sha256:4\n")
+    assert bootstrap.entry_of("uv", lock) == entry
+    assert bootstrap.entry_of("zuv", lock) == "zuv==1 --hash=sha256:4\n"
+    assert bootstrap.entry_of("u", lock) == ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.build_stages import Stages, build_all
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout import LAYOUTS
 from vllm_env.plan import BuildRequest
 from vllm_env.publish.exchange import STAGING
@@ -124,6 +125,48 @@ def test_what_was_edited_while_it_was_served_counts_as_not_served(
     stages.during = lambda: None
     build_all(workspace, request_)
     assert stages.called == _SERVED
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_prompts_that_were_edited_during_the_run_count_as_not_asked(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """The answers are those to the prompts from before. So it is with the client and the server."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Hello")
+    monkeypatch.setattr("vllm_env.serve.proof.PROMPTS", prompts)
+    build_all(workspace, replace(request_, smoke=False))
+    if not again:
+        stages.key = "another"
+    stages.during = lambda: prompts.write_text("Hello again")
+    assert build_all(workspace, request_).rebuilt is not again
+    stages.called.clear()
+    stages.during = lambda: None
+    build_all(workspace, request_)
+    assert stages.called == _SERVED
+
+
+def test_a_small_tmp_does_not_matter_if_nothing_is_served(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are known. A new key means a build, which is refused before its first stage."""
+    request = replace(request_, layout=LAYOUTS["archive"])
+    build_all(workspace, request)
+    monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 10**18})
+    assert build_all(workspace, request).smoke
+    stages.called.clear()
+    stages.key = "another"
+    with pytest.raises(VllmEnvError, match="Triton's extraction for the smoke run"):
+        build_all(workspace, request)
+    assert stages.called == ["plan"]
+
+
+def test_only_what_is_served_here_is_kept_unpacked(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
+    """A machine that only builds would have 2 to 9 GB more for nothing."""
+    build_all(workspace, request_)
+    stages.key = "another"
+    build_all(workspace, replace(request_, smoke=False))
+    assert stages.kept == [True, False]
 
 
 @pytest.mark.parametrize(("smoke_model", "called"), [("", ["plan"]), ("own/model", ["plan", "smoke run"])])

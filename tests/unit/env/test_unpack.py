@@ -18,6 +18,7 @@ from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
 from vllm_env import unpack as unpack_module
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.locks import locked_folder
 from vllm_env.cli.main import main
 from vllm_env.inside import parts_unpack
 from vllm_env.layout import LAYOUTS, parts
@@ -132,6 +133,17 @@ def test_an_empty_folder_may_be_there(model: Model, tmp_path: Path) -> None:
     assert (target.stat().st_ino, target.stat().st_mode) == (before.st_ino, before.st_mode)
     assert os.access(target / "bin/python", os.X_OK)
     assert not [path for path in target.iterdir() if path.name.startswith(".")]
+
+
+def test_what_a_killed_run_left_goes(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless another run is still at work there: then the folder is not empty."""
+    target = tmp_path / "new"
+    (target / ".vllm_env.killed/1").mkdir(parents=True)
+    with locked_folder(target, ".vllm_env."):
+        assert model.unpack(target) == 2
+        assert "is not an empty folder" in capsys.readouterr().err
+    assert model.unpack(target) == 0
+    assert not list(target.glob(".*"))
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -284,7 +284,7 @@ def test_a_place_from_which_nothing_may_be_run_is_passed_over(
 
 
 def test_a_network_file_system_is_passed_over(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the operator names it; the log says why. What is there whole is used all the same."""
+    """The log says why. What is there whole is used all the same."""
     far, near = tmp_path / "far", tmp_path / "near"
     monkeypatch.setattr(parts_unpack, "places", lambda: [str(far), str(near)])
     monkeypatch.setattr(parts_places, "_file_system", lambda place: 0x6969 if place == str(far) else 0)
@@ -296,6 +296,38 @@ def test_a_network_file_system_is_passed_over(small: Small, tmp_path: Path, monk
     (near / KEY).rename(far / KEY)
     (far / f"{KEY}.lock").touch()
     assert parts_unpack.find(small.facts, small.parts, told.append) == str(far / KEY)
+
+
+def test_a_network_file_system_that_the_operator_names_is_used(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log warns of the slow starts."""
+    far = tmp_path / "far"
+    monkeypatch.setenv(VARIABLE, str(far))
+    monkeypatch.setattr(parts_places, "_file_system", lambda place: 0x6969 if place == str(far) else 0)
+    monkeypatch.setattr(parts_unpack, "_prefix", str(small.folder))
+    monkeypatch.setattr(parts_unpack, "_package", str(small.folder / SITE / "_vllm_env_unpack"))
+    told: list[str] = []
+    assert parts_unpack.find(small.facts, small.parts, told.append) == str(far / KEY)
+    assert f"{far} ({VARIABLE}) is on a network file system (NFS): slow starts" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "network"),
+    [("fuse.sshfs", "fuse.sshfs"), ("fuse", "fuse"), ("fuse.fuse-overlayfs", ""), ("fuseblk", ""), (None, "fuse")],
+)
+def test_what_is_behind_fuse_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, network: str
+) -> None:
+    """As the mount of the place's device has it. One that is not listed counts as a network's."""
+    monkeypatch.setattr(parts_places, "_file_system", lambda _: 0x65735546)
+    device = tmp_path.stat().st_dev
+    lines = ["22 1 254:99 / / rw - ext4 /dev/vda rw"]
+    if kind:
+        lines.append(f"31 22 {os.major(device)}:{os.minor(device)} / /a\\040b rw,nosuid shared:1 master:2 - {kind} host:/x rw")
+    (tmp_path / "mountinfo").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(parts_places, "_MOUNTS", str(tmp_path / "mountinfo"))
+    assert parts_places.network_of(str(tmp_path)) == network
 
 
 def test_the_type_of_a_file_system_is_the_kernels_number() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -12,9 +14,10 @@ import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.inside import parts_unpack
-from vllm_env.layout import LAYOUTS, parts
+from vllm_env.inside import parts_places, parts_unpack
+from vllm_env.layout import LAYOUTS, kept, parts
 from vllm_env.layout.cached import parts_folder
 from vllm_env.layout.layout import Packed
 from vllm_env.layout.tar import plan_archive, write_archive
@@ -131,3 +134,85 @@ def test_the_key_follows_the_layout_and_the_code_that_is_packed(monkeypatch: pyt
     before = LAYOUT.key("a")
     monkeypatch.setattr(parts, "file_sha256", lambda _: "another")
     assert LAYOUT.key("a") != before
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder for unpacked environments."""
+    monkeypatch.setattr(parts_places, "places", lambda: [str(tmp_path / "place")])
+    return tmp_path / "place"
+
+
+def unpacked(place: Path) -> list[Path]:
+    return [path for path in place.iterdir() if path.is_dir()]
+
+
+def test_a_tree_that_passes_stays_where_servers_look(made: Packed, place: Path, tmp_path: Path) -> None:
+    """Until then nobody else uses it. The next time it is there, and the packed files are opened all the same."""
+    small, whole = LAYOUT.open(made, None, tmp_path / "scratch", keep=True), []
+    for tree in small:
+        whole.append(tree.path)
+        if tree.complete:
+            with pytest.raises(BlockingIOError), parts_places.locked(str(tree.path)):
+                pass
+    assert whole[1].parent == place
+    assert unpacked(place) == [whole[1]]
+    assert parts_places.is_whole(str(whole[1]))
+    with parts_places.locked(str(whole[1])):
+        pass
+    *_, again = LAYOUT.open(made, None, tmp_path / "again", keep=True)
+    assert again.path == tmp_path / "again/1"
+    assert (again.path / "bin/python3.11").is_file()
+
+
+def test_a_tree_that_fails_does_not_stay(made: Packed, place: Path, tmp_path: Path) -> None:
+    """The generator is closed before its end."""
+    with contextlib.closing(LAYOUT.open(made, None, tmp_path / "scratch", keep=True)) as trees:
+        next(trees)
+        assert next(trees).path.parent == place
+    assert unpacked(place) == []
+
+
+def test_what_cannot_be_unpacked_leaves_nothing(made: Packed, place: Path, tmp_path: Path) -> None:
+    """Neither a tree nor an unfinished one."""
+    copy = tmp_path / "copy.tar.gz"
+    shutil.copy(made.path, copy)
+    shutil.copytree(parts_folder(made.path), parts_folder(copy))
+    part = parts_folder(copy) / "000.tar.gz"
+    part.write_bytes(part.read_bytes()[:-9] + b"x" * 9)
+    with pytest.raises(VllmEnvError, match="Could not unpack the parts"):
+        list(LAYOUT.open(dataclasses.replace(made, path=copy), None, tmp_path / "scratch", keep=True))
+    assert unpacked(place) == []
+
+
+@pytest.mark.parametrize("why", ["full", "others may write there", "a server unpacks it"])
+def test_without_a_place_it_is_opened_in_the_scratch(
+    made: Packed, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """And goes with it."""
+    with contextlib.ExitStack() as meanwhile:
+        if why == "full":
+            monkeypatch.setattr(parts_places, "free", lambda _: 1000)
+        if why == "others may write there":
+            place.mkdir()
+            place.chmod(0o777)
+        if why == "a server unpacks it":
+            _, whole = LAYOUT.open(made, None, tmp_path / "first", keep=True)
+            shutil.rmtree(whole.path)
+            meanwhile.enter_context(parts_places.locked(str(whole.path)))
+        *_, tree = LAYOUT.open(made, None, tmp_path / "scratch", keep=True)
+    assert tree.path == tmp_path / "scratch/1"
+    assert not place.exists() or unpacked(place) == []
+
+
+def test_space_for_a_server_is_asked_for_unless_it_has_its_environment(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names each folder, and the remedy."""
+    monkeypatch.setattr(kept, "free_space", lambda _: 10**9)
+    kept.require_places(10**9, "the smoke run")
+    with pytest.raises(VllmEnvError, match=rf"the smoke run unpacks 2\.0 GB, and there are only 1\.0 GB in {place}") as caught:
+        kept.require_places(2 * 10**9, "the smoke run")
+    assert "VLLM_ENV_UNPACKED=DIR" in caught.value.remedy
+    (place / "k").mkdir(parents=True)
+    (place / "k.lock").touch()
+    parts_places.mark(str(place / "k"), synced=True)
+    kept.require_places(2 * 10**9, "the smoke run")

@@ -37,7 +37,8 @@ def test_rules_change_at_the_right_releases(release: str, glibc: int, numpy: str
 
 def test_an_unknown_release_takes_the_nearest_row_and_is_told_apart() -> None:
     """A newer release has the newest row, an older one the oldest, and both are unknown, so that a note can say it."""
-    assert rules_of("27.01") == RELEASES[-1]
+    assert rules_of("26.11") == rules_of("27.01") == RELEASES[-1]
+    assert not is_known("26.11")  # its sources could not be read
     assert rules_of("22.12") == RELEASES[0]
     assert not is_known("27.01")
     assert not is_known("22.12")
@@ -54,6 +55,8 @@ def test_an_unknown_release_takes_the_nearest_row_and_is_told_apart() -> None:
         ("2.59.1", "25.07"),
         ("2.60.0", "25.08"),
         ("2.69.0", "26.05"),
+        ("2.71.0", "26.07"),
+        ("2.75.0", "26.11"),
     ],
 )
 def test_release_of_a_server_version(version: str, release: str) -> None:

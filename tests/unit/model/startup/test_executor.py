@@ -7,7 +7,7 @@ import os
 import pytest
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.startup.executor import FEW_CORES, Processes, available_cores, choose
+from triton_vllm.startup.executor import FEW_CORES, MANY_CORES, Processes, advice, available_cores, choose
 
 EXECUTOR = object()
 ONE_PROCESS = {"distributed_executor_backend": EXECUTOR}
@@ -56,3 +56,14 @@ def test_a_wrong_size_is_named():
     """The same words as for GPUs."""
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         choose({"tensor_parallel_size": "many"}, {}, 2, EXECUTOR)
+
+
+@pytest.mark.parametrize(
+    ("cores", "instances", "on_cpu", "advised"),
+    [(MANY_CORES, 1, False, True), (16, 2, False, False), (16, 1, True, False), (MANY_CORES - 1, 1, False, False)],
+)
+def test_many_cores_beside_a_gpu_are_worth_a_second_front_end(cores: int, instances: int, on_cpu: bool, advised: bool) -> None:
+    """One line, unless there is a second one already, or no core for it."""
+    line = advice(cores, instances, on_cpu=on_cpu)
+    assert ("count: 2" in line) is advised
+    assert "\n" not in line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from triton_vllm.startup.abandoned import AbandonedLoad
 from triton_vllm.startup.cause import Cause, shared_memory_is_full
 from triton_vllm.startup.devices import is_on_one_machine, parallel_sizes, uses_ray
 from triton_vllm.startup.endpoint import HttpEndpoint
-from triton_vllm.startup.executor import available_cores
+from triton_vllm.startup.executor import MANY_CORES, advice, available_cores
 from triton_vllm.startup.prepare import Prepared, prepare
 from triton_vllm.startup.progress import Progress
 
@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log, PrometheusFamily
     from triton_vllm.instances.frontends import Frontends
 
-MANY_CORES = 8
-"""From this number of cores on, two threads send responses.
-
-With fewer, a second thread only takes time from the engine.
-"""
 # A stopped EngineCore kept 50 requests and all probes waiting for 300 s, the time that vLLM itself
 # allows a step.
 IDLE_S = 60.0
@@ -135,6 +130,9 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         prepared.run_folder.note_memory()
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
+    advised = advice(available_cores(), instances(args), on_cpu=vllm_api.runs_on_cpu())
+    if advised:
+        log.info(advised)
     return Model(
         prepared=prepared,
         engine=engine,
@@ -191,7 +189,9 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     outbox.start()
     # Ray passes variables on to other machines. The file that `Cause` names in a variable does not
     # exist there, and vLLM would not start.
-    with Cause(None if uses_ray(values) else prepared.vllm.logging_config, os.environ) as cause:
+    cause = Cause(None if uses_ray(values) else prepared.vllm.logging_config, os.environ)
+    head_start = prepared.head_start
+    with cause, head_start.lent() if head_start is not None else nullcontext():
         try:
             engine.start(outbox.put, _store(prepared, shared, log))
         except ConfigError:

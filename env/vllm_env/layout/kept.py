@@ -1,0 +1,100 @@
+"""The folders where this user's servers look for unpacked environments.
+
+A build unpacks there what it checks, so that the first server need not do it.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from vllm_env.base import report
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import free_space
+from vllm_env.inside import parts_places, parts_unpack
+from vllm_env.prefix.relocate import site_packages
+
+
+@contextmanager
+def unpacked_for_servers(small: Path, unpack: Callable[[Path], object]) -> Iterator[Path | None]:
+    """Unpack an environment in the folder in which a model's start would unpack it.
+
+    No other process can use it before the block ends. It is removed if the block fails.
+
+    Args:
+        small: the extracted small archive. It has the list of the parts.
+        unpack: unpacks the parts into an empty folder.
+
+    Yields:
+        The environment. None if it is there already, or if no folder can take it.
+    """
+    facts = json.loads((site_packages(small) / parts_unpack.DESCRIPTION).read_text("utf-8"))
+    with ExitStack() as until_checked:
+        place = _place(facts)
+        tree = os.path.join(place, facts["key"])  # noqa: PTH118 - as the model's start names it
+        try:
+            if place:
+                until_checked.enter_context(parts_places.locked(tree))
+        # A server unpacks it at this moment.
+        except OSError:
+            place = ""
+        if not place or parts_places.is_whole(tree):
+            yield None
+            return
+        report.step(f"unpacking into {place}")
+        staging = tempfile.mkdtemp(prefix=f"{facts['key']}.", dir=place)
+        try:
+            unpack(Path(staging))
+            parts_places.mark(staging, synced=False)
+            Path(staging).rename(tree)
+            yield Path(tree)
+        except BaseException:
+            for folder in (staging, tree):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+    # As a model's start does it, while the build goes on.
+    threading.Thread(target=parts_places.sync, args=(tree,), daemon=True).start()
+
+
+def require_places(needed: int, purpose: str) -> None:
+    """Check that a server finds space for an unpacked environment, or has one already.
+
+    Args:
+        needed: bytes.
+        purpose: who starts the server, for the error.
+
+    Raises:
+        VllmEnvError: no folder has the space.
+    """
+    free = {}
+    for place in map(Path, parts_places.places()):
+        # A start uses this one, or removes it for the new one.
+        if any(parts_places.is_whole(str(lock.with_suffix(""))) for lock in place.glob("*.lock")):
+            return
+        free[place] = free_space(place)
+    if max(free.values()) < needed:
+        listed = ", ".join(f"{space / 1e9:.1f} GB in {place}" for place, space in free.items())
+        raise VllmEnvError(
+            f"No space: {purpose} unpacks {needed / 1e9:.1f} GB, and there are only {listed}.",
+            remedy=f"Free some space, or name a larger folder: {parts_places.VARIABLE}=DIR. "
+            "--no-smoke-run leaves it to the server that will load the model.",
+        )
+
+
+def _place(facts: parts_unpack.Facts) -> str:
+    """Return the first folder that can take an environment; "" if none can, or one has it."""
+    places = parts_places.places()
+    if any(parts_places.is_whole(str(Path(place, facts["key"]))) for place in places):
+        return ""
+    for place in places:
+        with suppress(OSError):
+            Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
+            parts_places.require_usable(place)
+            parts_places.remove_unused(place)
+            if parts_places.free(place) >= parts_unpack.space_for(facts):
+                return place
+    return ""
