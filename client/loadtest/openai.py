@@ -210,9 +210,8 @@ class OpenAIClient:
                     counted = True
                     _count(usage, record)
                 if limit is not None and len(record.times) >= limit:
+                    # aiohttp closes the connection of an unread answer, and the server stops.
                     record.outcome = Outcome.CANCELLED
-                    # The server stops working on it when the connection is closed.
-                    response.close()
                     return
         record.fail("no complete answer", "the stream ended without [DONE]; see the server's log")
 
