@@ -326,3 +326,11 @@ def test_a_replaced_program_is_started_as_vllm_wants_it(monkeypatch: pytest.Monk
     monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: "/usr/bin/numa-wrapper")
     assert not waiting.suits(os.environ)
     waiting.end()
+
+
+def test_modules_for_a_cpu_are_not_tried_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's build for a GPU never imports them."""
+    monkeypatch.setattr(head_start, "_GPUS", (str(tmp_path / "nvidiactl"),))
+    assert "vllm.v1.worker.cpu_worker" in head_start.modules()
+    (tmp_path / "nvidiactl").touch()
+    assert head_start.modules() == head_start.MODULES

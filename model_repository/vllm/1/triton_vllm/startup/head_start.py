@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 # What EngineCore imports with one worker inside. A vLLM that lacks one of them imports the rest.
-MODULES = (
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-    "vllm.v1.worker.cpu_model_runner",
-)
+MODULES = ("vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor")
+CPU_MODULES = ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner")
+"""Only without a GPU: nobody tries these modules with vLLM's build for one."""
+_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri")
 _WAITING = Path(__file__).with_name("waiting_core.py")
 # The value is another one at each start. The interpreter that waits follows it later.
 _LATE = (PATH_VARIABLE,)
@@ -63,7 +61,7 @@ class Waiting:
         modules: what it imports meanwhile.
     """
 
-    def __init__(self, environment: Mapping[str, str], modules: tuple[str, ...] = MODULES) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: tuple[str, ...]) -> None:
         self.command = spawn.get_command_line()
         self._environment = dict(environment)
         self._owner = os.getpid()
@@ -171,7 +169,7 @@ class HeadStart:
             # The first start of a model goes by that of another one.
             changes = notes[self._model if self._model in notes else _ANY]
             _require_libraries(changes)
-            self._waiting = Waiting(_with(self._before, changes))
+            self._waiting = Waiting(_with(self._before, changes), modules())
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -224,6 +222,12 @@ class HeadStart:
         self._waiting = None
         if waiting is not None:
             waiting.end()
+
+
+def modules() -> tuple[str, ...]:
+    """Return what EngineCore will import on this machine."""
+    has_gpu = any(Path(device).exists() for device in _GPUS)
+    return MODULES if has_gpu else (*MODULES, *CPU_MODULES)
 
 
 def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
