@@ -100,7 +100,7 @@ def test_a_worker_that_fills_the_disk_says_so(tmp_path: Path) -> None:
         (source / "lib" / name).write_bytes(bytes(2 << 20))
     target = tmp_path / "target"
     target.mkdir()
-    argv = [sys.executable, "-I", parts_worker.__file__, "base", source, target / "tree"]
+    argv = [sys.executable, "-I", parts_worker.__file__, "base", str(source), str(target / "tree")]
     mounted = _in_mounts('mount -t tmpfs -o size=3m tmpfs "$1"', target)
     done = subprocess.run([*mounted, *argv], capture_output=True, text=True, check=False)
     assert done.returncode == 1
