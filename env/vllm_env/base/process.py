@@ -92,13 +92,14 @@ def ended_together() -> Iterator[None]:
         _group.reset(token)
 
 
-def run(
+def run(  # noqa: PLR0913 - the argv, and options that most callers leave out
     argv: Sequence[object],
     *,
     what: str,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     on_line: Callable[[str], None] | None = None,
+    pass_fds: Sequence[int] = (),
     remedy: str = "",
 ) -> str:
     """Run a program and return what it printed on stdout and stderr.
@@ -109,6 +110,7 @@ def run(
         env: added to this process's variables; an empty value removes a variable.
         cwd: working folder.
         on_line: called with each line as it is printed.
+        pass_fds: descriptors that the program inherits.
         remedy: next step for the error message.
 
     Raises:
@@ -117,7 +119,7 @@ def run(
     # From before the child starts until it has ended: at no moment may a Ctrl-C leave it running.
     with interrupts_held() as let_through:
         try:
-            child = start(argv, env=env, cwd=cwd, stdout=subprocess.PIPE)
+            child = start(argv, env=env, cwd=cwd, stdout=subprocess.PIPE, pass_fds=pass_fds)
         except OSError as error:
             raise CommandError(
                 f"Could not {what}: {argv[0]} does not start ({error.strerror}).", remedy=remedy
@@ -179,6 +181,7 @@ def start(
     stdout: int | IO[bytes],
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
     when_parent_ends: signal.Signals = signal.SIGKILL,
 ) -> Child:
     """Start a program in a session of its own. It ends with the thread that started it.
@@ -190,6 +193,7 @@ def start(
         stdout: receives stderr as well; ``subprocess.PIPE`` gives UTF-8 text.
         env: added to this process's variables; an empty value removes a variable.
         cwd: working folder.
+        pass_fds: descriptors that the program inherits.
         when_parent_ends: the signal that the program gets when this process ends.
 
     Raises:
@@ -208,7 +212,7 @@ def start(
                 stdout=stdout,
                 cwd=cwd,
                 start_new_session=True,
-                pass_fds=[writer],
+                pass_fds=[writer, *pass_fds],
                 encoding="utf-8",
                 **_QUIETLY,
             )

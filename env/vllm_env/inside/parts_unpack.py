@@ -103,10 +103,11 @@ def use(model: str, tell: Tell | None = None) -> str:
         return _trees[0]
 
 
-def unpack_into(folder: str, parts: str, tell: Tell | None = None) -> None:
+def unpack_into(folder: str, parts: str, lock: int | None = None) -> None:
     """Unpack the whole environment into an empty folder; ``parts`` is the folder of the parts.
 
-    The packager calls this. It chooses the folder itself, checks the space, and cleans up.
+    The packager calls this. It chooses the folder itself, checks the space, and cleans up. The
+    descriptor ``lock`` stays open in each process that writes to the folder.
 
     Raises:
         UnpackError: a part is missing or has changed.
@@ -114,11 +115,7 @@ def unpack_into(folder: str, parts: str, tell: Tell | None = None) -> None:
     """
     facts = _facts()
     _check_parts(facts, parts)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _run_workers(facts, parts, folder, tell or _to_stderr, handle)
-    finally:
-        os.close(handle)
+    _run_workers(facts, parts, folder, _to_stderr, lock)
 
 
 def _facts() -> Facts:
@@ -217,7 +214,7 @@ def _unpack(tree: str, facts: Facts, parts: str, tell: Tell, handle: int) -> Non
 
 # Processes, because tarfile and the creation of 60,000 files hold the interpreter's lock. 16 cores
 # write 7.6 GB in 8 to 12 s, where tar on one core takes 61 to 74 s (an H200's host).
-def _run_workers(facts: Facts, parts: str, staging: str, tell: Tell, handle: int) -> None:
+def _run_workers(facts: Facts, parts: str, staging: str, tell: Tell, lock: int | None) -> None:
     """Copy the small archive and unpack all parts; the first failure ends this."""
     # The largest first: a large one at the end would keep the other cores waiting.
     jobs = sorted(facts["parts"], key=lambda part: part["unpacked"], reverse=True)
@@ -227,10 +224,10 @@ def _run_workers(facts: Facts, parts: str, staging: str, tell: Tell, handle: int
     last_report = time.monotonic()
     with ThreadPoolExecutor(workers) as pool:
         # The bytes that are unpacked when a future is done.
-        sizes = {pool.submit(_run_worker, handle, "base", _prefix, staging, *OWN): 0}
+        sizes = {pool.submit(_run_worker, lock, "base", _prefix, staging, *OWN): 0}
         for part in jobs:
             file = os.path.join(parts, part["name"])
-            future = pool.submit(_run_worker, handle, "part", file, part["sha256"], staging)
+            future = pool.submit(_run_worker, lock, "part", file, part["sha256"], staging)
             sizes[future] = part["unpacked"]
         try:
             for future in as_completed(sizes):
@@ -244,7 +241,7 @@ def _run_workers(facts: Facts, parts: str, staging: str, tell: Tell, handle: int
             raise
 
 
-def _run_worker(handle: int, *job: str) -> None:
+def _run_worker(lock: int | None, *job: str) -> None:
     """Run a job of ``parts_worker.py``; raise OSError if another place may do better."""
     # -I -S: the worker needs nothing of site-packages, nor its .pth files.
     # -B: bytecode in the small archive would become a part of the whole environment.
@@ -255,7 +252,7 @@ def _run_worker(handle: int, *job: str) -> None:
         check=False,
         # The worker keeps the lock: if this process is killed, the next start would otherwise
         # delete the unfinished folder while the worker writes to it.
-        pass_fds=(handle,),
+        pass_fds=() if lock is None else (lock,),
         stdin=subprocess.DEVNULL,
     )
     if done.returncode == 0:

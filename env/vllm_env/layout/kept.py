@@ -20,14 +20,17 @@ from vllm_env.prefix.relocate import site_packages
 
 
 @contextmanager
-def unpacked_for_servers(small: Path, unpack: Callable[[Path], object]) -> Iterator[Path | None]:
+def unpacked_for_servers(
+    small: Path, unpack: Callable[[Path, int], object]
+) -> Iterator[Path | None]:
     """Unpack an environment in the folder in which a model's start would unpack it.
 
     No other process can use it before the block ends. It is removed if the block fails.
 
     Args:
         small: the extracted small archive. It has the list of the parts.
-        unpack: unpacks the parts into an empty folder.
+        unpack: unpacks the parts into an empty folder. It also takes the lock's descriptor, for
+            the programs that write there.
 
     Yields:
         The environment. None if it is there already, or if no folder can take it.
@@ -38,7 +41,7 @@ def unpacked_for_servers(small: Path, unpack: Callable[[Path], object]) -> Itera
         tree = os.path.join(place, facts["key"])  # noqa: PTH118 - as the model's start names it
         try:
             if place:
-                until_checked.enter_context(parts_places.locked(tree))
+                lock = until_checked.enter_context(parts_places.locked(tree))
         # A server unpacks it at this moment.
         except OSError:
             place = ""
@@ -46,12 +49,16 @@ def unpacked_for_servers(small: Path, unpack: Callable[[Path], object]) -> Itera
             yield None
             return
         report.step(f"unpacking into {place}")
+        # A build or a start that was killed has left them.
+        for folder in parts_places.folders_of(tree):
+            shutil.rmtree(folder, ignore_errors=True)
         staging = tempfile.mkdtemp(prefix=f"{facts['key']}.", dir=place)
         try:
-            unpack(Path(staging))
-            parts_places.mark(staging, synced=False)
+            unpack(Path(staging), lock)
             Path(staging).rename(tree)
             yield Path(tree)
+            # After the checks: a build that is killed during them must not leave it as whole.
+            parts_places.mark(tree, synced=False)
         except BaseException:
             for folder in (staging, tree):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -50,7 +50,7 @@ import sys
 import numpy
 assert "_vllm_env_unpack" not in sys.modules
 import _vllm_env_unpack
-_vllm_env_unpack.unpack_into(sys.argv[1], sys.argv[2])
+_vllm_env_unpack.unpack_into(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
 """
 
 
@@ -209,13 +209,17 @@ def _describe(
         plan.base.add_bytes(__file__, data, f"{packages}/{name}")
 
 
-def _unpack_parts(small: Path, parts: Path, folder: Path) -> None:
-    """Let the small archive's own code unpack the whole environment into an empty folder."""
+def _unpack_parts(small: Path, parts: Path, folder: Path, *lock: int) -> None:
+    """Let the small archive's own code unpack the whole environment into an empty folder.
+
+    The descriptor of a lock stays open in each process that writes to the folder.
+    """
     # -B: bytecode written here would name this machine's folders, and become a part of the whole
     # environment.
     run(
-        [small / "bin" / "python", "-B", "-c", _UNPACK, folder, parts],
+        [small / "bin" / "python", "-B", "-c", _UNPACK, folder, parts, *lock],
         what="unpack the parts",
+        pass_fds=lock,
         env={"PATH": os.defpath, "HOME": str(small.parent)},
         remedy=REBUILD,
     )

@@ -155,6 +155,8 @@ def test_a_tree_that_passes_stays_where_servers_look(made: Packed, place: Path, 
         if tree.complete:
             with pytest.raises(BlockingIOError), parts_places.locked(str(tree.path)):
                 pass
+            # A build may be killed now.
+            assert not parts_places.is_whole(str(tree.path))
     assert whole[1].parent == place
     assert unpacked(place) == [whole[1]]
     assert parts_places.is_whole(str(whole[1]))
@@ -163,6 +165,36 @@ def test_a_tree_that_passes_stays_where_servers_look(made: Packed, place: Path, 
     *_, again = LAYOUT.open(made, None, tmp_path / "again", keep=True)
     assert again.path == tmp_path / "again/1"
     assert (again.path / "bin/python3.11").is_file()
+
+
+def test_what_a_killed_build_has_left_is_replaced(made: Packed, place: Path, tmp_path: Path) -> None:
+    """It has no mark: it may be unfinished, or has not passed the checks."""
+    *_, whole = LAYOUT.open(made, None, tmp_path / "scratch", keep=True)
+    (whole.path / parts_places.MARK).unlink()
+    (whole.path / "left").touch()
+    whole.path.with_name(f"{whole.path.name}.abc").mkdir()
+    *_, again = LAYOUT.open(made, None, tmp_path / "again", keep=True)
+    assert unpacked(place) == [again.path] == [whole.path]
+    assert not (again.path / "left").exists()
+
+
+def test_the_processes_that_write_hold_the_lock(made: Packed, place: Path, tmp_path: Path) -> None:
+    """They may outlive a build that is killed, and who has the lock removes the folder that they write to."""
+    small = LAYOUT.open(made, None, tmp_path / "scratch", keep=True)
+    worker = next(small).path / SITE / "_vllm_env_unpack/parts_worker.py"
+    held = tmp_path / "held"
+    note = f"""
+for number in os.listdir("/proc/self/fd"):
+    target = os.path.realpath("/proc/self/fd/" + number)
+    if target.endswith(".lock"):
+        with open({str(held)!r}, "a") as file:
+            file.write(target + "\\n")
+"""
+    text = worker.read_text()
+    worker.write_text(text.replace("import hashlib\n", f"import hashlib\nimport os\n{note}"))
+    whole = next(small).path
+    assert set(held.read_text().split()) == {f"{whole}.lock"}
+    assert len(held.read_text().split()) == len(made.records)
 
 
 def test_a_tree_that_fails_does_not_stay(made: Packed, place: Path, tmp_path: Path) -> None:
