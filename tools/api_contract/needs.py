@@ -65,8 +65,7 @@ SINCE: Mapping[str, str] = {
     "disable_envs_cache": "0.20",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": OLDEST,
     "DEFAULT_LOGGING_CONFIG": OLDEST,
-    # `generate` raises another exception as it is. It is used where GracefulHTTPError is missing.
-    "InputStreamError": "0.15",
+    "InputStreamError": "0.15",  # used where GracefulHTTPError is missing
     # The other names of vLLM's own server, `vllm_api.openai`.
     **dict.fromkeys(("build_app", "init_app_state", "FrontendArgs", "make_arg_parser"), OLDEST),
     **dict.fromkeys(("validate_parsed_serve_args", "FlexibleArgumentParser"), OLDEST),
@@ -292,8 +291,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.third_party.pynvml": (),  # without it a GPU counts as busy
     "vllm.platforms": (),  # current_platform is created at its first use
     "vllm.model_executor.models.registry": (),
-    # Imported ahead of EngineCore; without them, a start is only slower (startup/head_start.py).
-    "vllm.v1.engine.core": (),
+    "vllm.v1.engine.core": (),  # like the next two, without it a start is only slower
     "vllm.v1.worker.cpu_worker": (),
     "vllm.v1.worker.cpu_model_runner": (),
     # Builds the pairs of texts for a cross-encoder, in versions that have such a class.
