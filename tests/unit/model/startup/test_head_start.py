@@ -49,11 +49,11 @@ def noted(tmp_path: Path) -> Any:
     return own
 
 
-def spawned(code: str = REPORT) -> tuple[Any, Any]:
+def spawned(code: str = REPORT, name: str = "EngineCore") -> tuple[Any, Any]:
     """Start a process as vLLM does; return it, and the pipe that it got."""
     ours, theirs = SPAWN.Pipe()
     # A pipe is a descriptor, which the process must inherit. `exec` needs no module of this test.
-    process = SPAWN.Process(target=exec, args=(code, {"pipe": theirs}), name="EngineCore")
+    process = SPAWN.Process(target=exec, args=(code, {"pipe": theirs}), name=name)
     process.start()
     theirs.close()
     return process, ours
@@ -154,6 +154,42 @@ def test_the_passing_variable_is_followed_late(tmp_path: Path) -> None:
     assert process.pid == pid
     process.join(LIMIT)
     assert (tmp_path / "log").read_text() == "heard\n"
+
+
+def test_the_operators_own_logging_is_configured_once(tmp_path: Path) -> None:
+    """vLLM's import has done so. Once more, and the loggers that were made since would be silent."""
+    config = {"version": 1, "disable_existing_loggers": True}
+    (tmp_path / "logging.json").write_text(json.dumps(config))
+    os.environ[PATH_VARIABLE] = str(tmp_path / "logging.json")
+    ahead = HeadStart(os.environ)
+    ahead._waiting = Waiting(os.environ, ("concurrent.futures",))
+    with ahead.lent():
+        process, pipe = spawned("import logging; pipe.send(logging.getLogger('concurrent.futures').disabled)")
+    assert answer(pipe) is False
+    process.join(LIMIT)
+
+
+@pytest.mark.parametrize("module", ["colorsys", "logging"])
+def test_it_imports_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """The server's may have a file of any name; `python -c` would look there first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('the wrong module')")
+    waiting = Waiting(os.environ, ("colorsys",))
+    waiting.socket.close()
+    assert waiting.process.wait(LIMIT) == 0
+
+
+def test_with_data_parallelism_the_coordinator_is_vllms_own() -> None:
+    """It comes first, and does not import what EngineCore does."""
+    ahead = HeadStart(os.environ)
+    ahead._waiting = Waiting(os.environ, ())
+    pid = waiting_pid(ahead)
+    with ahead.lent():
+        processes = [spawned(name=name) for name in ("VLLM_DP_Coordinator", "EngineCore_DP0", "EngineCore_DP1")]
+    assert [process.pid == pid for process, _ in processes] == [False, True, False]
+    for process, _ in processes:
+        process.join(LIMIT)
 
 
 def test_a_second_process_of_a_load_is_vllms_own(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ MODULES = ("vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor")
 CPU_MODULES = ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner")
 """Only without a GPU: nobody tries these modules with vLLM's build for one."""
 _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri")
+# The name that vLLM gives the process is "EngineCore", or "EngineCore_DP0" with data parallelism.
+_CORE = "EngineCore"
 _WAITING = Path(__file__).with_name("waiting_core.py")
 # The value is another one at each start. The interpreter that waits follows it later.
 _LATE = (PATH_VARIABLE,)
@@ -173,11 +175,14 @@ class HeadStart:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let vLLM use the interpreter for the first process that it spawns in this block."""
+        """Let vLLM use the interpreter for the first EngineCore that it spawns in this block."""
         process: Any = context.SpawnProcess
         start: Callable[[Any], Any] = process._Popen  # noqa: SLF001
 
         def started(spawned: Any) -> Any:
+            # With data parallelism, vLLM starts a coordinator first.
+            if not spawned.name.startswith(_CORE):
+                return start(spawned)
             # Later processes start as usual.
             process._Popen = staticmethod(start)  # noqa: SLF001
             self._remember()

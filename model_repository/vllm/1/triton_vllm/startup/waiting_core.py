@@ -12,7 +12,14 @@ The descriptor is a socket. The other end sends in this order:
     the rest    what multiprocessing sends to a spawned process
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+import sys
+
+# `python -c` would also import from the server's working folder, which may have files of any name.
+# EngineCore gets its parent's list from multiprocessing.
+sys.path[:] = [folder for folder in sys.path if folder]
 
 import contextlib
 import importlib
@@ -21,7 +28,6 @@ import logging.config
 import os
 import signal
 import socket
-import sys
 from multiprocessing import forkserver, resource_tracker, spawn
 
 # vLLM reads this variable in its import, which is over when the variable comes.
@@ -35,6 +41,7 @@ def _main(descriptor: str, *modules: str) -> None:
     os.set_inheritable(other_end.fileno(), False)  # noqa: FBT003 - the standard library's order
     # A Ctrl-C would end this process with a traceback. The server decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging_config = os.environ.get(_LOGGING)
     for module in modules:
         # A vLLM without this module works, too. A broken one fails again when it is needed.
         with contextlib.suppress(Exception):
@@ -44,6 +51,11 @@ def _main(descriptor: str, *modules: str) -> None:
     if not head:
         os._exit(0)
     _take_variables(other_end, int.from_bytes(head, "big"))
+    # vLLM has followed the value that this process was started with. Once more, and the loggers
+    # that were made since would be silent.
+    if os.environ.get(_LOGGING) not in (None, "", logging_config):
+        with open(os.environ[_LOGGING], encoding="utf-8") as file:
+            logging.config.dictConfig(json.load(file))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # From here on as multiprocessing's forkserver starts its processes.
     tracker, *inherited = descriptors
@@ -57,9 +69,6 @@ def _take_variables(other_end: socket.socket, length: int) -> None:
     received = other_end.recv(length, socket.MSG_WAITALL)
     os.environ.clear()
     os.environ.update(json.loads(received))
-    if os.environ.get(_LOGGING):
-        with open(os.environ[_LOGGING], encoding="utf-8") as file:
-            logging.config.dictConfig(json.load(file))
 
 
 # A spawned process looks for `__main__` of its parent, and must not run this again.
