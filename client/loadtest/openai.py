@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _KEEP_ALIVE_SECONDS = 4.0
 # Bytes of an error page in a message.
 _MOST_BYTES = 500
+_EMPTY = "the answer has no completion; see the server's log"
 
 
 class OpenAIClient:
@@ -166,7 +167,9 @@ class OpenAIClient:
             record.fail("wrong answer", f"the answer is not that of an OpenAI server: {error!r}")
 
     def _body(self, request: Request) -> bytes:
-        body: dict[str, Any] = {"model": self._model, "stream": request.stream}
+        # The rest comes later: parameters of a prompt must not change what is measured.
+        body = dict(request.parameters)
+        body |= {"model": self._model, "stream": request.stream}
         if request.is_chat:
             body["messages"] = json.loads(request.prompt)
         else:
@@ -175,56 +178,99 @@ class OpenAIClient:
             # As `vllm bench serve` does. With continuous_usage_stats, each piece would have a count
             # of tokens, and the server would do more than it does for others.
             body["stream_options"] = {"include_usage": True}
-        body |= request.parameters
         # The name of an adapter is that of a model here.
         if adapter := body.pop("lora_name", None):
             body["model"] = adapter
         return json.dumps(body).encode()
 
     async def _read_stream(self, response: aiohttp.ClientResponse, record: Record) -> None:
-        limit = record.request.cancel_after
-        reasons: dict[int, str] = {}
+        stream = _Stream(record)
         rest = b""
-        counted = False
-        async for data in response.content.iter_any():
-            # A piece of data may end within a line. Lines that do not begin so are comments.
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if not line.startswith(b"data:"):
-                    continue
-                event = line[5:].strip()
-                if event == b"[DONE]":
-                    record.finish_reasons = tuple(reasons[index] for index in sorted(reasons))
-                    if not counted:
-                        self._counted = False
-                        record.output_tokens = 0
-                    return
-                chunk = json.loads(event)
-                if "error" in chunk:
-                    record.fail("error from the model", _message(chunk["error"]))
-                    return
-                for choice in chunk.get("choices", ()):
-                    _add_piece(choice, record, reasons)
-                # The last one has the sum, and no choices.
-                if usage := chunk.get("usage"):
-                    counted = True
-                    _count(usage, record)
-                if limit is not None and len(record.times) >= limit:
-                    # aiohttp closes the connection of an unread answer, and the server stops.
-                    record.outcome = Outcome.CANCELLED
-                    return
-        record.fail("no complete answer", "the stream ended without [DONE]; see the server's log")
+        try:
+            # To the end, also after [DONE]: aiohttp closes the connection of an answer that is not
+            # at its end, and the next request would have to connect again.
+            async for data in response.content.iter_any():
+                # A piece of data may end within a line.
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    stream.add(line)
+                    # The server stops working on an answer whose connection is closed.
+                    if record.outcome is not None:
+                        return
+            # The last line may lack its end. Of any other line, a part may be missing.
+            if rest[5:].strip() == b"[DONE]":
+                stream.add(rest)
+        finally:
+            # Until then, the record has the number of pieces, and nobody knows that of the tokens.
+            if not stream.counted:
+                record.output_tokens = 0
+        if record.outcome is not None:
+            return
+        if not stream.done:
+            reason = "the stream ended without [DONE]; see the server's log"
+            record.fail("no complete answer", reason)
+        elif not record.times:
+            record.fail("no response", _EMPTY)
+        else:
+            self._counted = self._counted and stream.counted
+            record.finish_reasons = stream.finish_reasons
 
     def _add_answer(self, answer: Mapping[str, Any], record: Record) -> None:
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-        usage = answer.get("usage")
-        self._counted = self._counted and bool(usage)
+        if not choices:
+            record.fail("no response", _EMPTY)
+            return
         # Also an answer without a text is one piece.
         record.add([_text(choice) for choice in choices], 1)
         record.output_tokens = 0
         record.finish_reasons = tuple(choice.get("finish_reason") or "" for choice in choices)
-        if usage:
-            _count(usage, record)
+        counted = _count(answer.get("usage"), record)
+        self._counted = self._counted and counted
+
+
+class _Stream:
+    """What the lines of a stream say.
+
+    Attributes:
+        done: whether the server has said that the answer is complete.
+        counted: whether it has said how many tokens the answer has.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._reasons: dict[int, str] = {}
+        self.done = False
+        self.counted = False
+
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Return why each completion ended, as far as the server has said so."""
+        return tuple(self._reasons[index] for index in sorted(self._reasons))
+
+    def add(self, line: bytes) -> None:
+        """Note a line. If it ends the request early, the record has an outcome.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: no OpenAI server sends this.
+        """
+        # Lines that do not begin so are comments.
+        if self.done or not line.startswith(b"data:"):
+            return
+        event = line[5:].strip()
+        if event == b"[DONE]":
+            self.done = True
+            return
+        chunk = json.loads(event)
+        if error := chunk.get("error"):
+            self._record.fail("error from the model", _message(error))
+            return
+        for choice in chunk.get("choices", ()):
+            _add_piece(choice, self._record, self._reasons)
+        # The last one has the sum, and no choices.
+        self.counted = _count(chunk.get("usage"), self._record) or self.counted
+        limit = self._record.request.cancel_after
+        if limit is not None and len(self._record.times) >= limit:
+            self._record.outcome = Outcome.CANCELLED
 
 
 def _add_piece(choice: Mapping[str, Any], record: Record, reasons: dict[int, str]) -> None:
@@ -247,10 +293,17 @@ def _text(choice: Mapping[str, Any]) -> str:
     return text or ""
 
 
-def _count(usage: Mapping[str, Any], record: Record) -> None:
-    # Until here, the record has the number of pieces.
-    record.output_tokens = usage["completion_tokens"]
-    record.input_tokens = usage.get("prompt_tokens")
+def _count(usage: Mapping[str, Any] | None, record: Record) -> bool:
+    """Note the numbers of tokens, and return whether the server has counted the answer's."""
+    if not usage:
+        return False
+    read = usage.get("prompt_tokens")
+    made = usage.get("completion_tokens")
+    record.input_tokens = None if read is None else int(read)
+    if made is None:
+        return False
+    record.output_tokens = int(made)
+    return True
 
 
 def _reason(body: bytes) -> str:

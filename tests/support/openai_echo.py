@@ -11,7 +11,7 @@ from aiohttp import web
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 MODELS = ("echo", "adapter")
 
@@ -26,6 +26,8 @@ class OpenAIEcho:
         port: the port to listen on; 0 takes a free one.
         tls: for HTTPS.
         cut: bytes of a stream after which it closes the connection; negative ones end the stream in order.
+        pause: seconds from the last line of a stream to its end.
+        events: the data of each stream, instead of the echo.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class OpenAIEcho:
         port: int = 0,
         tls: ssl.SSLContext | None = None,
         cut: int = 0,
+        pause: float = 0.0,
+        events: Sequence[str] = (),
     ) -> None:
         self.url = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -52,6 +56,8 @@ class OpenAIEcho:
         self._port = port
         self._tls = tls
         self._cut = cut
+        self._pause = pause
+        self._events = events
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._runner: Any = None
@@ -86,6 +92,8 @@ class OpenAIEcho:
         return web.json_response(self.models)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport
+        self.connections.add(request.transport.get_extra_info("peername"))
         body = await request.json()
         number = len(self.asked)
         self.asked.append((request.path, body))
@@ -122,7 +130,8 @@ class OpenAIEcho:
             chunks[1:] = [{"error": {"message": "told to fail", "code": 500}}]
         if self._counts:
             chunks.append({"choices": [], "usage": usage})
-        lines = [": a comment", *(f"data: {json.dumps(chunk, ensure_ascii=False)}" for chunk in chunks), "data: [DONE]"]
+        events = self._events or [*(json.dumps(chunk, ensure_ascii=False) for chunk in chunks), "[DONE]"]
+        lines = [": a comment", *(f"data: {event}" for event in events)]
         data = "".join(f"{line}\n\n" for line in lines).encode()
         if self._cut:
             data = data[: self._cut]
@@ -131,6 +140,7 @@ class OpenAIEcho:
             for at in range(0, len(data), 37):
                 await response.write(data[at : at + 37])
                 await asyncio.sleep(0)
+            await asyncio.sleep(self._pause)
         except (ConnectionError, asyncio.CancelledError):
             self.gone.set()
             raise

@@ -91,7 +91,7 @@ def test_json_lines_have_each_record_when_it_has_ended(tmp_path: Path) -> None:
         "completions": [" there"],
         "finish_reasons": [],
         "input_tokens": None,
-        "output_tokens": 0,
+        "output_tokens": None,
         "due": 1.0,
         "sent": 1.5,
         "times": [2.0, 2.5],

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import client as command
+from loadtest.answers import as_json
 from loadtest.endpoint import Endpoint
 from loadtest.errors import ClientError, InputError, ServerGoneError
 from loadtest.loops import closed_loop
+from loadtest.measures import Measures
 from loadtest.openai import OpenAIClient
 from loadtest.record import Outcome, Record, Request
 from support.client_run import CLIENT, PROMPTS, run
@@ -97,6 +99,56 @@ def test_a_stream_that_ends_early_is_no_answer(cut: int, failure: str) -> None:
     with OpenAIEcho(cut=cut) as server:
         found = ask(server, [request(0, "some text", stream=True)])[0]
     assert (found.outcome, found.failure) == (Outcome.FAILED, failure)
+
+
+def test_streams_share_a_connection() -> None:
+    """A request that had to connect first would have a longer time to first token."""
+    with OpenAIEcho(pause=0.01) as server:
+        found = ask(server, [request(number, "x", stream=True) for number in range(50)], places=1)
+        assert len(server.connections) == 1
+    assert {record.outcome for record in found.values()} == {Outcome.ANSWERED}
+
+
+def test_the_last_line_may_lack_its_end() -> None:
+    """The answer is complete."""
+    with OpenAIEcho(cut=-2) as server:
+        found = ask(server, [request(0, "some text", stream=True)])[0]
+    assert (found.outcome, found.output_tokens, found.finish_reasons) == (Outcome.ANSWERED, 13, ("length",))
+
+
+PIECE = '{"choices": [{"index": 0, "text": "a"}], "error": null}'
+
+
+@pytest.mark.parametrize(
+    ("events", "failure", "tokens"),
+    [
+        (['{"choices": [], "usage": {"completion_tokens": 0}}', "[DONE]"], "no response", 0),
+        (['{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}', "[DONE]"], "no response", 0),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": null}}', "[DONE]"], "", 0),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": 5}}', "[DONE]", PIECE], "", 5),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": "x"}}', "[DONE]"], "wrong answer", 0),
+        ([PIECE, '{"error": {"message": "lost"}}', "[DONE]"], "error from the model", 0),
+    ],
+)
+def test_a_strange_stream_does_not_end_the_run(events: list[str], failure: str, tokens: int) -> None:
+    """Without a piece there is no answer; pieces are not tokens."""
+    with OpenAIEcho(events=events) as server:
+        found = ask(server, [request(0, "x", stream=True)])[0]
+    assert (found.failure, found.output_tokens) == (failure, tokens)
+    assert found.outcome is (Outcome.FAILED if failure else Outcome.ANSWERED)
+    measures = Measures()
+    measures.add(found)
+    assert as_json(found, 0.0)["output_tokens"] == (tokens or (None if found.times else 0))
+
+
+def test_parameters_of_a_prompt_leave_the_request_as_it_is() -> None:
+    """A line of JSONL may have any."""
+    parameters = {"stream": False, "stream_options": {}, "model": "adapter", "prompt": "other"}
+    with OpenAIEcho() as server:
+        found = ask(server, [request(0, "x", stream=True, parameters=parameters)])[0]
+        body = server.asked[0][1]
+    assert (body["model"], body["stream_options"]) == ("echo", {"include_usage": True})
+    assert (found.text, found.output_tokens) == (" 0: x", 5)
 
 
 def test_no_answer_within_the_timeout() -> None:
