@@ -291,9 +291,6 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.third_party.pynvml": (),  # without it a GPU counts as busy
     "vllm.platforms": (),  # current_platform is created at its first use
     "vllm.model_executor.models.registry": (),
-    "vllm.v1.engine.core": (),  # like the next two, without it a start is only slower
-    "vllm.v1.worker.cpu_worker": (),
-    "vllm.v1.worker.cpu_model_runner": (),
     # Builds the pairs of texts for a cross-encoder, in versions that have such a class.
     "vllm.entrypoints.pooling.scoring": (),
     "vllm.entrypoints.chat_utils": (),

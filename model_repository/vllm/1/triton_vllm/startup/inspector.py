@@ -93,12 +93,12 @@ def start(environment: Mapping[str, str]) -> Inspector | None:
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
         # With an answer in the caches, for this model or another, most starts need no process. It
         # would only take processor time.
-        if not any((cache_root(environment) / "modelinfos").glob("*.json")):
+        if not any((_cache_root(environment) / "modelinfos").glob("*.json")):
             return Inspector([sys.executable, "-m", REGISTRY])
     return None
 
 
-def cache_root(environment: Mapping[str, str]) -> Path:
+def _cache_root(environment: Mapping[str, str]) -> Path:
     """Return the folder of vLLM's caches (as vllm/envs.py determines it)."""
     usual = Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "vllm")
     return Path(environment.get("VLLM_CACHE_ROOT") or usual).expanduser()

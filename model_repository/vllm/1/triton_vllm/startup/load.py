@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -131,7 +131,9 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
     advised = advice(available_cores(), instances(args), on_cpu=vllm_api.runs_on_cpu())
-    if advised:
+    # Only where a load with `count: 2` is not refused.
+    takes_several = not prepared.settings.limits.operator_requests
+    if advised and takes_several and "generate" in engine.facts.tasks:
         log.info(advised)
     return Model(
         prepared=prepared,
@@ -189,9 +191,7 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     outbox.start()
     # Ray passes variables on to other machines. The file that `Cause` names in a variable does not
     # exist there, and vLLM would not start.
-    cause = Cause(None if uses_ray(values) else prepared.vllm.logging_config, os.environ)
-    head_start = prepared.head_start
-    with cause, head_start.lent() if head_start is not None else nullcontext():
+    with Cause(None if uses_ray(values) else prepared.vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, _store(prepared, shared, log))
         except ConfigError:

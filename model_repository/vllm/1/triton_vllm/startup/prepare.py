@@ -35,7 +35,6 @@ from triton_vllm.startup import (
     settings,
     warm_cache,
 )
-from triton_vllm.startup.head_start import HeadStart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,8 +65,6 @@ class Prepared:
         parsers: the parsers that read the answers to chats.
         run_folder: where vLLM's sockets are. None if no folder can be made.
         openai: what vLLM's OpenAI server is started with. None if there is none.
-        head_start: the interpreter of EngineCore, started ahead. None if another process starts the
-            engine.
     """
 
     settings: Settings
@@ -77,7 +74,6 @@ class Prepared:
     file_name: str
     parsers: ParserNames
     run_folder: RunFolder | None
-    head_start: HeadStart | None
     openai: Plan | None = None
 
 
@@ -123,11 +119,6 @@ def prepare(
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     # 3) Import vLLM, which takes 10 s or more on two cores.
     progress.phase("importing vLLM")
-    model = args["model_config"] + json.dumps(arguments, sort_keys=True)
-    starts_engine = shared is None or shared.leads
-    head_start = HeadStart(os.environ, model) if starts_engine else None
-    if head_start is not None:
-        until_loaded.callback(head_start.close)
     vllm = _import(log, until_loaded)
     # 4) Fit the operator's choices to this vLLM.
     audio.limit(chosen.limits, vllm_api.variables(), os.environ)
@@ -155,7 +146,6 @@ def prepare(
         file_name=file_name,
         parsers=names,
         run_folder=run,
-        head_start=head_start,
     )
     if port is None:
         return prepared
