@@ -1,8 +1,6 @@
 """Compiles every Python source below a folder to bytecode, with the environment's own interpreter.
 
-    python -S compile_tree.py FOLDER NEUTRAL_PREFIX WORKERS LEFT_OUT...
-
-LEFT_OUT are shell patterns of files in site-packages that are left out.
+    python -S compile_tree.py FOLDER NEUTRAL_PREFIX WORKERS
 
 The bytecode names its sources below NEUTRAL_PREFIX, so it is the same wherever the environment is
 built. The import system replaces the name by the real one. Sources that do not compile get no
@@ -13,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fnmatch
 import multiprocessing
 import multiprocessing.connection
 import os
 import py_compile
-import re
 import signal
 import sys
 import warnings
@@ -42,20 +38,19 @@ def compile_files(prefix: str, neutral: str, files: list[str]) -> None:
             )
 
 
-def sources(prefix: str, left_out: list[str]) -> list[str]:
+def sources(prefix: str) -> list[str]:
     """Return the sources below ``prefix/lib``, relative to ``prefix`` and sorted."""
     paths = []
     for folder, _, files in os.walk(os.path.join(prefix, "lib")):
         inner = os.path.relpath(folder, prefix)
         paths += [os.path.join(inner, file) for file in files if file.endswith(".py")]
-    is_left_out = re.compile("|".join(map(fnmatch.translate, left_out)) or "(?!)").match
-    return sorted(path for path in paths if not is_left_out(path.partition("/site-packages/")[2]))
+    return sorted(paths)
 
 
 def main() -> None:
     """Compile in chunks and print the progress: ``DONE TOTAL`` on a line after each chunk."""
-    prefix, neutral, workers, *left_out = sys.argv[1:]
-    files = sources(prefix, left_out)
+    prefix, neutral, workers = sys.argv[1:]
+    files = sources(prefix)
     context = multiprocessing.get_context("fork")
     running: dict[Any, Any] = {}
     started = 0

@@ -29,17 +29,7 @@ from .relocate import install_runtime, make_relocatable, set_times, site_package
 # relocate.py copies into it (inside/runtime_hook.py), or through a variable of a step (the hash
 # seed). Otherwise filled caches go on giving the old content. The key has no digests of the
 # sources: a new comment there would make every user build 2 to 8 GB again.
-_FORMAT = 4
-# Patterns of files in site-packages that get no bytecode: a sixth of all. vLLM imports none of them
-# at its start. It needs a `modeling_` file only for a model that it does not have itself, and that
-# start compiles it in 0.1 s. A `modular_` file is what `modeling_` files are generated from.
-_NOT_COMPILED = (
-    "anthropic/*",
-    "transformers/models/[!a]*/modeling_*.py",
-    # Not auto/modeling_auto.py, which a start on a GPU imports.
-    "transformers/models/a[!u]*/modeling_*.py",
-    "transformers/models/*/modular_*.py",
-)
+_FORMAT = 3
 # An unpacked prefix has about 3.3 GB (cpu) or 8.2 GB (cuda).
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}
 """Free bytes needed to make a prefix, by profile."""
@@ -178,9 +168,8 @@ def _compile(prefix: Path) -> None:
     # Python 3.10 writes a set of constants in the order of its hashes. Without a fixed seed, the
     # bytecode would differ from build to build. Python 3.11 and newer sort the set.
     variables["PYTHONHASHSEED"] = "0"
-    arguments = [prefix, NEUTRAL_PREFIX, os.cpu_count() or 1, *_NOT_COMPILED]
     run(
-        [*python, inside.FOLDER / "compile_tree.py", *arguments],
+        [*python, inside.FOLDER / "compile_tree.py", prefix, NEUTRAL_PREFIX, os.cpu_count() or 1],
         what="compile the environment to bytecode",
         env=variables,
         on_line=_show_compiled,

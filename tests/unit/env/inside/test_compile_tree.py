@@ -48,17 +48,3 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     """A line DONE TOTAL after each chunk; sources that do not compile count as done."""
     _, output = _compile(tmp_path, 2)
     assert output.splitlines()[-1] == "5 5"
-
-
-def test_files_that_are_left_out_get_no_bytecode(tmp_path: Path) -> None:
-    """Their neighbours get some, and so do files with such a name elsewhere."""
-    site = tmp_path / "lib/python3.11/site-packages"
-    names = {"a/__init__", "a/b/c", "models/m/modeling_m", "models/m/config", "modeling_m", "other/a/d"}
-    for name in names:
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / f"{name}.py").write_text("X = 1\n")
-    patterns = ["a/*", "models/*/modeling_*.py"]
-    command = [sys.executable, "-I", "-S", compile_tree.__file__, tmp_path, "/opt/neutral", "2", *patterns]
-    subprocess.run(command, check=True, capture_output=True)
-    compiled = {str(path.parents[1].relative_to(site) / path.name.partition(".")[0]) for path in site.rglob("*.pyc")}
-    assert compiled == names - {"a/__init__", "a/b/c", "models/m/modeling_m"}
