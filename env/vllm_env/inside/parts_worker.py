@@ -58,7 +58,7 @@ def _extract(archive: tarfile.TarFile, target: str) -> None:
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, umask: int) -> None:
     # Five system calls a file, where open(), chmod() and utime() need ten.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, member.mode)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, member.mode)
     try:
         source = archive.extractfile(member)
         while source and (piece := source.read(2**20)):
