@@ -69,6 +69,7 @@ def _say(*lines: str) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if options.calibrate:
+        _say("Starting tritonserver with a model of known delays...")
         _say(*_calibrate(options))
         return 0
     # 1) The prompts
@@ -173,7 +174,7 @@ def _modules() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ClientError(
-            f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]', "
+            f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]' numpy, "
             "or run ./gen_vllm_env.sh doctor. It makes an environment that the client finds."
         ) from error
 

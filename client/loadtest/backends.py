@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def client_for(backend: str) -> Callable[[Endpoint], Backend]:
-    """Return what makes a client for a kind of server.
+    """Return the client class for a kind of server.
 
     Args:
         backend: ``triton`` or ``openai``.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import re
 import shutil
@@ -47,6 +48,8 @@ _ENVIRONMENT = re.compile(r"parameters\s*{\s*key:\s*\"EXECUTION_ENV_PATH\".*?}\s
 _READY_SECONDS = 300.0
 # tritonserver gives its models 30 s.
 _EXIT_SECONDS = 45.0
+# An answer takes 0.3 s. A model that hangs must not hang the client.
+_ANSWER_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 _FIRST_MS = 60
 _GAP_MS = 15
@@ -138,7 +141,7 @@ def calibrate(options: argparse.Namespace) -> list[str]:
     server = _find_server(options.tritonserver)
     concurrency = options.max_concurrency or _CONCURRENCY
     count = options.num_prompts or _REQUESTS
-    with tempfile.TemporaryDirectory(prefix="loadtest_") as folder:
+    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="loadtest_") as folder:
         _place_model(options.calibrate, Path(folder, "models", "vllm"))
         with _serving(server, Path(folder)) as (process, port):
             log = Path(folder, "server.log")
@@ -190,12 +193,15 @@ def _serving(server: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
     command = [
         str(server),
         f"--model-repository={folder / 'models'}",
-        f"--backend-directory={server.parent.parent / 'backends'}",
         "--grpc-address=127.0.0.1",
         f"--grpc-port={port}",
         "--allow-http=false",
         "--allow-metrics=false",
     ]
+    root = server.parent.parent
+    # The launcher of .triton names it by a path that Triton can read.
+    if not (root / "libexec").is_dir():
+        command.append(f"--backend-directory={root / 'backends'}")
     with (folder / "server.log").open("wb") as log:
         try:
             # In a session of its own: Ctrl-C ends it through this program only.
@@ -206,13 +212,26 @@ def _serving(server: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
             ) from error
     try:
         yield process, port
-    finally:
         process.send_signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    finally:
+        # After an error, or if it hangs: the server and its stub, which have nothing to keep.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this block as Ctrl-C does, so that the server ends, too."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _free_port() -> int:
@@ -226,11 +245,14 @@ def _free_port() -> int:
 
 def _require_running(process: subprocess.Popen[bytes], log: Path) -> None:
     if process.poll() is not None:
-        tail = log.read_text(errors="replace").strip().splitlines()[-5:]
         raise ClientError(
-            f"tritonserver ended with status {process.returncode}; its last lines: "
-            f"{' | '.join(tail)}"
+            f"tritonserver ended with status {process.returncode}; {_last_lines(log)}"
         )
+
+
+def _last_lines(log: Path) -> str:
+    tail = log.read_text(errors="replace").strip().splitlines()[-5:]
+    return f"its last lines: {' | '.join(tail)}"
 
 
 async def _measure(
@@ -238,16 +260,17 @@ async def _measure(
 ) -> tuple[Calibration, overhead.Overhead]:
     parameters = {"first_ms": _FIRST_MS, "gap_ms": _GAP_MS, "max_tokens": _TOKENS}
     calibration = Calibration()
-    async with client_for("triton")(Endpoint(f"127.0.0.1:{port}", "vllm")) as client:
+    endpoint = Endpoint(f"127.0.0.1:{port}", "vllm", stream_timeout=_ANSWER_SECONDS)
+    async with client_for("triton")(endpoint) as client:
         until = time.monotonic() + _READY_SECONDS
         while True:
             _require_running(process, log)
             try:
                 await client.require_model(("text_input",))
                 break
-            except ClientError:
+            except ClientError as error:
                 if time.monotonic() > until:
-                    raise
+                    raise ClientError(f"{error}; {_last_lines(log)}") from error
                 await asyncio.sleep(_POLL_SECONDS)
 
         async def send(number: int, done: loops.Done) -> None:

@@ -1,6 +1,6 @@
 """Send requests to vLLM's own server: completions, and chat for messages.
 
-It needs aiohttp, with which ``vllm bench serve`` asks, too.
+It needs aiohttp, which ``vllm bench serve`` uses, too.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class OpenAIClient:
                 body = await response.read()
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             raise ClientError(
-                f"no OpenAI server answers at {where}: {error or 'it says nothing'}; start vLLM's "
+                f"no OpenAI server answers at {where}: {error or 'no answer'}; start vLLM's "
                 "server, and name its port (8000 by default)"
             ) from error
         if response.status != 200:
@@ -148,7 +148,10 @@ class OpenAIClient:
         """
         path = "/v1/chat/completions" if request.is_chat else "/v1/completions"
         try:
-            async with self._session.post(self._url(path), data=self._body(request)) as response:
+            # A redirect would send the headers, perhaps a key, to another host.
+            async with self._session.post(
+                self._url(path), data=self._body(request), allow_redirects=False
+            ) as response:
                 if response.status != 200:
                     reason = _reason(await response.read())
                     record.fail(f"status {response.status}", reason)
@@ -167,7 +170,7 @@ class OpenAIClient:
             record.fail("wrong answer", f"the answer is not that of an OpenAI server: {error!r}")
 
     def _body(self, request: Request) -> bytes:
-        # The rest comes later: parameters of a prompt must not change what is measured.
+        # First, so that the parameters of a prompt replace none of the fields below.
         body = dict(request.parameters)
         body |= {"model": self._model, "stream": request.stream}
         if request.is_chat:
@@ -178,7 +181,7 @@ class OpenAIClient:
             # As `vllm bench serve` does. With continuous_usage_stats, each piece would have a count
             # of tokens, and the server would do more than it does for others.
             body["stream_options"] = {"include_usage": True}
-        # The name of an adapter is that of a model here.
+        # vLLM's server has adapters as models.
         if adapter := body.pop("lora_name", None):
             body["model"] = adapter
         return json.dumps(body).encode()
@@ -201,7 +204,7 @@ class OpenAIClient:
             if rest[5:].strip() == b"[DONE]":
                 stream.add(rest)
         finally:
-            # Until then, the record has the number of pieces, and nobody knows that of the tokens.
+            # The record has the number of pieces. The number of tokens is unknown.
             if not stream.counted:
                 record.output_tokens = 0
         if record.outcome is not None:
@@ -220,7 +223,7 @@ class OpenAIClient:
         if not choices:
             record.fail("no response", _EMPTY)
             return
-        # Also an answer without a text is one piece.
+        # An answer without text is one piece, too.
         record.add([_text(choice) for choice in choices], 1)
         record.output_tokens = 0
         record.finish_reasons = tuple(choice.get("finish_reason") or "" for choice in choices)

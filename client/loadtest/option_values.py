@@ -44,8 +44,10 @@ def header(text: str) -> tuple[str, str]:
     valid = re.fullmatch(r"[0-9A-Za-z_.-]+", key) and re.fullmatch(r"[ -~]*", value)
     # gRPC takes bytes for keys that end so.
     if not equals or not valid or key.lower().endswith("-bin"):
+        # The value may be a secret.
+        shown = f"{key}=…" if equals else "a text without ="
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a header; give for example authorization=secret"
+            f"{shown} is not a header; give for example authorization=secret"
         )
     return key.lower(), value
 

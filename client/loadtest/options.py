@@ -23,6 +23,8 @@ MAX_CONCURRENCY = 256
 # As `vllm bench serve` has them.
 _RANDOM_PROMPTS = 1000
 RANDOM_OUTPUT_LEN = 128
+# The options that --calibrate uses.
+_OF_CALIBRATION = ("calibrate", "tritonserver", "max_concurrency", "num_prompts")
 # Whoever gives one of these wants to know more than the answers.
 _LOAD_TEST = (
     *("max_concurrency", "request_rate", "duration", "num_prompts", "num_warmups", "cancel_rate"),
@@ -68,7 +70,7 @@ def _fill_in(options: argparse.Namespace) -> None:
     backend = options.backend
     options.url = options.url or _URLS[backend]
     second = options.versus_backend = options.versus_backend or backend
-    # A name of the first server's is of no use for another kind.
+    # A model's name on one kind of server means nothing to the other kind.
     same = options.model if second == backend else None
     options.versus_model = options.versus_model or same or _MODELS[second]
     options.model = options.model or _MODELS[backend]
@@ -116,14 +118,20 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             "--versus-backend and --versus-model need --versus",
         ),
         (options.tritonserver and options.calibrate is None, "--tritonserver needs --calibrate"),
-        (
-            options.calibrate is not None and (options.versus or options.backend != "triton"),
-            "--calibrate serves a model of its own: leave out --versus and --backend",
-        ),
     )
     for is_so, message in conflicts:
         if is_so:
             parser.error(message)
+    if options.calibrate is not None:
+        _check_calibration(parser, options)
+
+
+def _check_calibration(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    for name, value in vars(options).items():
+        if name not in _OF_CALIBRATION and value != parser.get_default(name):
+            parser.error(
+                f"--calibrate serves a model of its own: leave out --{name.replace('_', '-')}"
+            )
 
 
 def request_count(options: argparse.Namespace, prompts: int | None) -> int | None:

@@ -122,8 +122,8 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
     if options.versus:
         servers.append((options.versus_backend, options.versus, options.versus_model))
     connections = 1
-    # In an open loop, nobody knows how many it takes.
-    if options.request_rate == math.inf:
+    # An open loop without a limit may need any number.
+    if options.request_rate == math.inf or options.max_concurrency:
         connections = places_for(options.max_concurrency or MAX_CONCURRENCY, count)
     async with contextlib.AsyncExitStack() as stack:
         clients = []

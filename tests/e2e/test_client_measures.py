@@ -88,7 +88,8 @@ def test_the_client_measures_itself(light_parts: Parts, tmp_path: Path) -> None:
     flags = ["--calibrate", str(built), "--tritonserver", str(light_parts.binary), "--num-prompts", "12"]
     done = subprocess.run(client_command(*flags), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    starting, *lines = done.stdout.splitlines()
+    assert starting.startswith("Starting tritonserver")
     assert lines[0] == f"12 answers of 16 tokens, 4 at a time, from {light_parts.binary}"
     found = {}
     for line in lines[1:4]:

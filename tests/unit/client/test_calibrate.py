@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +13,8 @@ import client
 from loadtest.calibrate import Calibration
 from loadtest.errors import ClientError
 from loadtest.record import Outcome, Record, Request
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from support.patience import LIMIT, wait_for
+from support.repositories import client_command
 
 REQUEST = Request(0, "x", {}, stream=True)
 
@@ -67,3 +68,20 @@ def test_without_a_tritonserver_the_remedy_is_said(tmp_path: Path, capsys: pytes
     program.chmod(0o755)
     assert client.main(["--calibrate", str(tmp_path), "--tritonserver", str(program)]) == 1
     assert "tritonserver ended with status 3; its last lines: it has no licence" in capsys.readouterr().err
+
+
+def test_a_client_that_is_told_to_end_ends_its_server(tmp_path: Path) -> None:
+    """SIGTERM, as from a supervisor: no server and no folder is left."""
+    (tmp_path / "config.pbtxt").touch()
+    program = tmp_path / "tritonserver"
+    program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/pid\nexec sleep 600\n")
+    program.chmod(0o755)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = client_command("--calibrate", str(tmp_path), "--tritonserver", str(program))
+    running = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)}, stdout=subprocess.DEVNULL)
+    wait_for((tmp_path / "pid").exists, "the server")
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(LIMIT) == 130
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    assert not list(temporary.iterdir())
