@@ -231,7 +231,8 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
         require_installed(folder, first)
         # 4) The rest
         if uv:
-            listing = run([*pip_command, "config", "list"], what="read its settings", env=changes)
+            command = [*pip_command, "config", "list"]
+            listing = run(command, what="read pip's configuration", env=changes)
             with_uv(folder, lock, parse_pip_config(listing), sources, messages)
             require_installed(folder, lock)
     finally:
@@ -248,7 +249,9 @@ def with_uv(
         from_where = ["--offline", "--no-index", *sources[sources.index("--find-links") :]]
     # Copied and not linked: root gives the files to the owner of the checkout, and that user could
     # then write to root's cache.
-    options = ["--no-config", "--link-mode", "copy", "--require-hashes"]
+    # Compiled now: builds by root write no bytecode into a user's checkout, and would compile all
+    # imports each time.
+    options = ["--no-config", "--link-mode", "copy", "--compile-bytecode", "--require-hashes"]
     python = folder / "bin" / "python"
     command = [folder / "bin" / "uv", "pip", "install", "--python", python, *options, *from_where]
     environment = {**dict.fromkeys(UV_ASTRAY, ""), **config.uv_environment()}

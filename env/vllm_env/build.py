@@ -29,7 +29,7 @@ from vllm_env.publish.exchange import remove_abandoned_staging
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.serve.leftovers import server_runs
-from vllm_env.serve.proof import CLIENT, PROMPTS, recall, remember, seen
+from vllm_env.serve.proof import CLIENT, PROMPTS, recall, remember, state_before_run
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
@@ -138,7 +138,7 @@ class _Build:
             with workspace.cache.staging() as staging:
                 candidate = staging / request.model
                 stage_candidate(built, request.model_folder, request.template, candidate)
-                served = seen(candidate, self.plan.triton.path)
+                served = state_before_run(candidate, self.plan.triton.path)
                 smoke = self._smoke(candidate, prefix, standin)
         with report.stage("publish"):
             model = publish(workspace, built, request.repository, request.model, request.template)
@@ -210,16 +210,21 @@ class _Build:
             triton = self.plan.triton
             # The smoke run's server, and after it the user's own, then need not unpack again.
             keep = self.request.smoke
-            checks = partial(verify_packed, workspace, layout, packed, expected, triton, keep=keep)
-            jobs: list[Callable[[], Any]] = [checks]
+
+            def check() -> tuple[str, ...]:
+                notes = verify_packed(workspace, layout, packed, expected, triton, keep=keep)
+                # It tells the next build, also if the stand-in fails. An environment that failed is
+                # in the cache, too.
+                write_whole(mark, "")
+                return notes
+
+            jobs: list[Callable[[], Any]] = [check]
             # It takes one core for 4 s. What an adopted model serves is known later.
             if self.request.smoke and not self.request.smoke_model and not self.request.adoption:
                 jobs.append(partial(ensure_standin, workspace, prefix.python))
             notes, *standins = together(*jobs)
             for note in notes:
                 report.note(note)
-            # The mark tells the next build. An environment that failed is in the cache, too.
-            write_whole(mark, "")
             report.step("loader rules, no path of the build, imports without activation")
             return standins[0] if standins else None
 
@@ -229,7 +234,7 @@ class _Build:
             known = recall(self.workspace.cache, subject)
             if known:
                 return known
-        served = seen(model, self.plan.triton.path)
+        served = state_before_run(model, self.plan.triton.path)
         smoke = self._smoke_again(model)
         if smoke:
             self._keep_proof(model, manifest, smoke, served)
@@ -244,7 +249,7 @@ class _Build:
         subject = subject_of(self.request, manifest, self.plan.triton)
         # The model is published. Without the proof, the next build only serves it again.
         try:
-            if subject and seen(model, subject.triton) == served:
+            if subject and state_before_run(model, subject.triton) == served:
                 remember(self.workspace.cache, subject, smoke)
         except (OSError, ValueError) as error:
             report.debug(f"the answers of the smoke run are not kept: {error}")

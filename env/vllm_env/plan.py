@@ -13,8 +13,8 @@ from vllm_env.base.filesystem import require_space
 from vllm_env.base.network import require_loopback
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.layout import LAYOUTS
-from vllm_env.layout.kept import require_places
 from vllm_env.layout.layout import Layout
+from vllm_env.layout.unpacked import require_places
 from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.pins import NotKnownError
 from vllm_env.lock.pylock import Lock

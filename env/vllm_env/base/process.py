@@ -68,8 +68,7 @@ class _Group:
         with self._lock:
             self._has_ended = True
             children = list(self._children)
-        for child in children:
-            end_session(child)
+        _end_sessions(children)
 
 
 _group: ContextVar[_Group | None] = ContextVar("group", default=None)
@@ -247,11 +246,17 @@ def has_ended(child: Child, seconds: float) -> bool:
 
 def end_session(child: Child) -> None:
     """End a program of :func:`run` and its whole session."""
-    _signal_session(child, signal.SIGTERM)
-    # Programs such as git clean up on SIGTERM.
-    has_ended(child, seconds=3)
-    _signal_session(child, signal.SIGKILL)
-    child.wait()
+    _end_sessions([child])
+
+
+def _end_sessions(children: Sequence[Child]) -> None:
+    for child in children:
+        _signal_session(child, signal.SIGTERM)
+    for child in children:
+        # Programs such as git clean up on SIGTERM, all at the same time.
+        has_ended(child, seconds=3)
+        _signal_session(child, signal.SIGKILL)
+        child.wait()
 
 
 def _signal_session(child: Child, number: signal.Signals) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import free_space, nearest
+from vllm_env.base.filesystem import free_space
 from vllm_env.base.process import capture
 from vllm_env.base.workspace import Workspace
 from vllm_env.inside import parts_places
 from vllm_env.interpreter.find import find_interpreter
 from vllm_env.interpreter.layer import remote_url
+from vllm_env.layout.unpacked import local_places
 from vllm_env.lock.spec import Spec
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
@@ -180,15 +181,9 @@ def _unpacked(spec: Spec) -> Finding:
     """Judge the first folder that can take the unpacked environment of a served model."""
     needed = EXTRACTED_SPACE[spec.profile]
     remedy = f"Name a folder on a local disk with enough space: {parts_places.VARIABLE}=DIR."
-    folders = [Path(place) for place in parts_places.places()]
-    # A folder that the operator names is used, also on a network.
-    local = [
-        folder
-        for folder in folders
-        if parts_places.is_named(str(folder)) or not parts_places.network_of(str(nearest(folder)))
-    ]
+    local = local_places()
     if not local:
-        what = f"{folders[0]} and the others are on a network file system"
+        what = f"{parts_places.places()[0]} and the others are on a network file system"
         return Finding("unpacked", "problem", what, remedy)
     fitting = [folder for folder in local if free_space(folder) >= needed]
     return _space("unpacked", [*fitting, *local][0], needed, remedy)

@@ -57,7 +57,7 @@ def _extract(archive: tarfile.TarFile, target: str) -> None:
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, umask: int) -> None:
-    # Five system calls a file, where open(), chmod() and utime() need ten.
+    # os.open() and os.write() need half of the system calls of open() and shutil.copyfileobj().
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, member.mode)
     try:
         source = archive.extractfile(member)
@@ -67,10 +67,11 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, umask: 
                 view = view[os.write(handle, view) :]
         if member.mode & umask:
             os.fchmod(handle, member.mode)
-        # Bytecode contains its source's time. With another one, each start would compile again.
-        os.utime(handle, (member.mtime, member.mtime))
     finally:
         os.close(handle)
+    # Bytecode contains its source's time. With another one, each start would compile again. Some
+    # FUSE file systems set the time when a file is closed, so this comes last.
+    os.utime(path, (member.mtime, member.mtime))
 
 
 class _Inflated:

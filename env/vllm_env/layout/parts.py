@@ -27,9 +27,9 @@ from vllm_env.prefix.relocate import site_packages
 
 from .archive import Archive, place_file, unpack
 from .cached import facts_of, find_packed, keep_packed, parts_folder
-from .kept import unpacked_for_servers
 from .layout import EnvironmentRecord, Packed, Tree
 from .tar import LEFT_OUT, TarPlan, plan_archive, write_archive
+from .unpacked import unpacked_for_servers
 
 _FORMAT = 1  # raise it when the bytes of a part change
 # Unpacked bytes. An environment of 8 GB has 60 parts, which keep 16 cores busy until the end.

@@ -75,7 +75,7 @@ def remember(cache: Cache, subject: Subject, result: SmokeResult) -> None:
     write_whole(_file(cache, subject), json.dumps(entry))
 
 
-def seen(model: Path, triton: Path) -> _State:
+def state_before_run(model: Path, triton: Path) -> _State:
     """Return what a smoke run is about to use; if it differs afterwards, the run proves nothing.
 
     The run serves a copy of the model, and the user may edit files meanwhile. So the model's

@@ -17,7 +17,8 @@ from support.small_fixtures import copy_slim, workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.inside import parts_places, parts_unpack
-from vllm_env.layout import LAYOUTS, kept, parts
+from vllm_env.layout import LAYOUTS, parts
+from vllm_env.layout import unpacked as places
 from vllm_env.layout.cached import parts_folder
 from vllm_env.layout.layout import Packed
 from vllm_env.layout.tar import plan_archive, write_archive
@@ -239,12 +240,12 @@ def test_without_a_place_it_is_opened_in_the_scratch(
 
 def test_space_for_a_server_is_asked_for_unless_it_has_its_environment(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names each folder, and the remedy."""
-    monkeypatch.setattr(kept, "free_space", lambda _: 10**9)
-    kept.require_places(10**9, "the smoke run")
+    monkeypatch.setattr(places, "free_space", lambda _: 10**9)
+    places.require_places(10**9, "the smoke run")
     with pytest.raises(VllmEnvError, match=rf"the smoke run unpacks 2\.0 GB, and there are only 1\.0 GB in {place}") as caught:
-        kept.require_places(2 * 10**9, "the smoke run")
+        places.require_places(2 * 10**9, "the smoke run")
     assert "VLLM_ENV_UNPACKED=DIR" in caught.value.remedy
     (place / "k").mkdir(parents=True)
     (place / "k.lock").touch()
     parts_places.mark(str(place / "k"), synced=True)
-    kept.require_places(2 * 10**9, "the smoke run")
+    places.require_places(2 * 10**9, "the smoke run")

@@ -77,11 +77,11 @@ def test_a_model_that_is_not_whole_is_completed(built: BuiltSet, tmp_path: Path,
     """As publishing does it, so that what is published has been served."""
     if half_made:
         (tmp_path / "current" / "1").mkdir(parents=True)
-        (tmp_path / "current" / "1" / "kept.py").touch()
+        (tmp_path / "current" / "1" / "unpacked.py").touch()
     stage_candidate(built, tmp_path / "current", _TEMPLATE, tmp_path / "new")
     files = _files(tmp_path / "new")
     assert {"config.pbtxt", "1/model.py", "1/triton_vllm/engine/engine.py", *_SET} <= {*files}
-    assert ("1/kept.py" in files) is half_made
+    assert ("1/unpacked.py" in files) is half_made
     assert (tmp_path / "new/1/model.py").read_bytes() == (_TEMPLATE / "1/model.py").read_bytes()
 
 

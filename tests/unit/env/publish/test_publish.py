@@ -166,11 +166,11 @@ def test_what_a_person_changes_is_no_tracked_file() -> None:
 def test_a_half_made_model_is_completed(built: BuiltSet, repository: Path, way: str) -> None:
     """A first publish that was cut off left some files; without config.pbtxt they are no model, and the rest is added."""
     (repository / "vllm" / "1").mkdir(parents=True)
-    (repository / "vllm" / "1" / "kept.py").touch()
+    (repository / "vllm" / "1" / "unpacked.py").touch()
     model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     assert (model / "1/model.py").exists()
     assert (model / "config.pbtxt").exists()
-    assert (model / "1/kept.py").exists()
+    assert (model / "1/unpacked.py").exists()
 
 
 def test_a_new_model_does_not_get_the_templates_caches(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support.small_fixtures import workspace_in
 from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 from vllm_env.serve import proof as module
-from vllm_env.serve.proof import Subject, recall, remember, seen
+from vllm_env.serve.proof import Subject, recall, remember, state_before_run
 from vllm_env.serve.smoke import SmokeResult
 
 if TYPE_CHECKING:
@@ -159,11 +159,11 @@ def test_a_damaged_entry_is_none(cache: Cache, subject: Subject, text: str) -> N
 
 def test_what_a_run_is_about_to_use_is_seen(subject: Subject) -> None:
     """Configuration and code by their digests; not bytecode, weights and data. And all that is not the model's."""
-    before = seen(subject.model, subject.triton)
+    before = state_before_run(subject.model, subject.triton)
     own = {name for name in before if not name.startswith("/")}
     assert own == {"config.pbtxt", "1/model.py", "1/triton_vllm/service.py", "gpus"}
     (subject.model / "1/model.safetensors").touch()
     (subject.model / "1/data").symlink_to(subject.triton)
-    assert seen(subject.model, subject.triton) == before
+    assert state_before_run(subject.model, subject.triton) == before
     (subject.model / "1/model.py").write_text("MODELS/OPT/1/MODEL.PY")
-    assert seen(subject.model, subject.triton) != before
+    assert state_before_run(subject.model, subject.triton) != before

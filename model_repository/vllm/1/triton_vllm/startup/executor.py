@@ -1,4 +1,4 @@
-"""Choose vLLM's processes on a machine with few cores, and advise on those of one with many."""
+"""Choose vLLM's processes where cores are few, and recommend front ends where they are many."""
 
 from __future__ import annotations
 

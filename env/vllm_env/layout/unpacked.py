@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vllm_env.base import report
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import free_space
+from vllm_env.base.filesystem import free_space, nearest
 from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.prefix.relocate import site_packages
 
@@ -78,18 +78,31 @@ def require_places(needed: int, purpose: str) -> None:
         VllmEnvError: no folder has the space.
     """
     free = {}
-    for place in map(Path, parts_places.places()):
-        # A start uses this one, or removes it for the new one.
-        if any(parts_places.is_whole(str(lock.with_suffix(""))) for lock in place.glob("*.lock")):
-            return
+    for place in local_places():
+        # A start uses this one, or removes it for the new one. A folder that this user cannot read
+        # has none.
+        with suppress(OSError):
+            locks = place.glob("*.lock")
+            if any(parts_places.is_whole(str(lock.with_suffix(""))) for lock in locks):
+                return
         free[place] = free_space(place)
-    if max(free.values()) < needed:
+    # Without any, the server's log names the reason for each folder.
+    if free and max(free.values()) < needed:
         listed = ", ".join(f"{space / 1e9:.1f} GB in {place}" for place, space in free.items())
         raise VllmEnvError(
             f"No space: {purpose} unpacks {needed / 1e9:.1f} GB, and there are only {listed}.",
             remedy=f"Free some space, or name a larger folder: {parts_places.VARIABLE}=DIR. "
             "--no-smoke-run leaves it to the server that will load the model.",
         )
+
+
+def local_places() -> list[Path]:
+    """Return the folders that are on a disk of this machine, or that the operator names."""
+    return [
+        Path(place)
+        for place in parts_places.places()
+        if parts_places.is_named(place) or not parts_places.network_of(str(nearest(Path(place))))
+    ]
 
 
 def _place(facts: parts_unpack.Facts) -> str:
