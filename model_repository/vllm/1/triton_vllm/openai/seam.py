@@ -158,12 +158,8 @@ class Seam:
         Raises:
             Exception: vLLM's exception for the status of a refusal.
         """
-        self._check(prompt, sampling_params)
         own: Any = type(self._llm)
-        outputs: AsyncIterator[Any] = own.generate(
-            self, prompt, sampling_params, request_id, *rest, **options
-        )
-        return outputs
+        return self._checked(own.generate, prompt, sampling_params, request_id, *rest, **options)
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, *rest: Any, **options: Any
@@ -173,12 +169,8 @@ class Seam:
         Raises:
             Exception: vLLM's exception for the status of a refusal.
         """
-        self._check(prompt, pooling_params)
         own: Any = type(self._llm)
-        outputs: AsyncIterator[Any] = own.encode(
-            self, prompt, pooling_params, request_id, *rest, **options
-        )
-        return outputs
+        return self._checked(own.encode, prompt, pooling_params, request_id, *rest, **options)
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *rest: Any, **options: Any
@@ -203,8 +195,12 @@ class Seam:
         rules.runner.visits.join(visit, request_id, getattr(params, "n", 1), collector)
         return collector
 
-    def _check(self, prompt: Any, params: Any) -> None:
+    def _checked(
+        self, method: Any, prompt: Any, params: Any, request_id: str, *rest: Any, **options: Any
+    ) -> AsyncIterator[Any]:
         try:
             self._rules.check(prompt, params)
         except AdapterError as error:
             raise vllm_api.as_vllms(self._rules.vllm, error) from None
+        outputs: AsyncIterator[Any] = method(self, prompt, params, request_id, *rest, **options)
+        return outputs
