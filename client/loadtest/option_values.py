@@ -21,7 +21,7 @@ _HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d
 
 
 def url(text: str) -> str:
-    """Return ``host:port``, of which an IPv6 address is in brackets."""
+    """Return ``host:port``; an IPv6 address is in brackets."""
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise argparse.ArgumentTypeError(

@@ -11,8 +11,8 @@ from vllm_env.base.process import ended_together
 def together(*checks: Callable[[], Any]) -> list[Any]:
     """Run checks in a thread each, and return their results in the same order.
 
-    If several fail, the error is that of the first one in this order. After an error or a Ctrl-C,
-    the programs of the others are ended.
+    If several fail, this raises the error of the first one in this order. After an error or a
+    Ctrl-C, the programs of the others are ended.
     """
     # A thread would otherwise neither report to the user's console nor be in the group of programs.
     with ThreadPoolExecutor(len(checks)) as pool, ended_together():

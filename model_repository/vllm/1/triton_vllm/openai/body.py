@@ -115,7 +115,7 @@ def parse(limits: Limits, body: bytes, facts: Facts) -> dict[str, Any]:
     Raises:
         AdapterError: the body is not such an object, or exceeds a limit.
     """
-    # 1) Bound what is parsed. Media are only copied.
+    # 1) Bound the size before parsing. Media are only copied.
     most = limits.max_text_bytes + 4 * limits.max_parameter_bytes
     if limits.max_text_bytes and len(body) > most:
         media = sum(map(len, _MEDIA.findall(body))) if facts.multimodal else 0
@@ -146,7 +146,7 @@ def written(value: Mapping[str, Any]) -> bytes:
         InvalidRequestError: a number is too large.
     """
     # vLLM's parser may read the client's text in another way, such as a name that is there twice.
-    # It gets what has been checked.
+    # So it gets the checked values, written again.
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:

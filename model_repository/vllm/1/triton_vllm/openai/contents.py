@@ -54,7 +54,7 @@ class Content:
 
 
 def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> Content:
-    """Check a body; return what is left to check.
+    """Check a body; return the parts that other rooms check.
 
     Args:
         route: the path's rules.

@@ -46,7 +46,7 @@ def claim(host: str, port: int, *, shared: bool = False, first: bool = True) -> 
         host: the address or name.
         port: the port.
         shared: whether other instances of the model listen on the same port.
-        first: whether this is the first of them. The others come when it listens.
+        first: whether this is the first instance. The others come when it listens.
 
     Raises:
         ConfigError: the port is taken, or the address is not one of this machine.
