@@ -134,6 +134,19 @@ def test_what_passed_before_is_not_verified_again(
     assert "passed before" in capsys.readouterr().err
 
 
+def test_checks_that_passed_are_not_repeated_if_the_standin_failed(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are made at the same time, and the checks take minutes."""
+    stages.fails = "stand-in"
+    with pytest.raises(VllmEnvError):
+        build_all(workspace, request_)
+    stages.fails = ""
+    build_all(workspace, request_)
+    assert stages.called.count("verify") == 1
+    assert "passed before" in capsys.readouterr().err
+
+
 def test_what_did_not_pass_is_verified_again(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
     """A failure is not remembered as a success, though the archive is in the cache."""
     stages.fails = "verify"
