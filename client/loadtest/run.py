@@ -247,7 +247,9 @@ async def _measure(
                 if count is None or not options.versus:
                     await send_load(clients[0], requests, options, done, count=count)
                     return
-                result.comparison = Comparison(options.versus, clients[1].model)
+                result.comparison = Comparison(
+                    options.versus, options.versus_backend, clients[1].model
+                )
                 await send_in_turns(
                     clients,
                     requests,

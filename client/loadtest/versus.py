@@ -36,6 +36,7 @@ class Comparison:
 
     Attributes:
         url: the second server's.
+        backend: the second server's kind.
         model: the second server's.
         pairs: figures of neighbouring blocks, the first server's and the second one's.
         second: the second server's measures, over all blocks.
@@ -43,6 +44,7 @@ class Comparison:
     """
 
     url: str
+    backend: str
     model: str = ""
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     second: Measures = field(default_factory=Measures)
@@ -52,6 +54,7 @@ class Comparison:
         """Return what the report has."""
         found: dict[str, Any] = {
             "url": self.url,
+            "backend": self.backend,
             "model_id": self.model,
             "blocks": len(self.pairs),
             "completed": self.second.answered,

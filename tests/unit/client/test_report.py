@@ -78,6 +78,6 @@ def test_a_comparison_says_how_many_pairs_it_used() -> None:
         ([(figures, figures), (figures, empty)], "TTFT p50: no difference, too few pairs of blocks have this figure"),
     ):
         result = Result(1, "vllm", tokens_counted=True, measures=measures, overhead=Overhead(), duration=1.0)
-        result.comparison = Comparison("b:1", pairs=pairs)
+        result.comparison = Comparison("b:1", "openai", pairs=pairs)
         lines = summary(options, figures_of(options, result))
         assert any(re.fullmatch(line, each) for each in lines), lines
