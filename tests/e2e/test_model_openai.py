@@ -28,7 +28,7 @@ from support.reference import ONE_THREAD
 from support.serving import EXPLICIT
 from support.settings import openai_url, with_openai, with_parameter
 from support.triton_client import generate, get, post
-from triton_vllm.openai.fields import REFUSED, ROUTES
+from triton_vllm.openai.fields import ROUTES
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.standin import FACTS
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
-PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 PARIS = [{"role": "user", "content": "Weather in Paris?"}]
 HELLO = [{"role": "user", "content": "Hello!"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
@@ -292,15 +291,6 @@ def test_a_client_that_hangs_up_stops_its_request(chat_server: TritonServer, url
 def _running(url: str) -> float:
     (line,) = [line for line in get(url, "/metrics")[1].splitlines() if line.startswith("vllm:num_requests_running{")]
     return float(line.rpartition(" ")[2])
-
-
-def test_the_page_has_the_paths_and_the_fields() -> None:
-    """docs/openai.md names each path, and each field that is refused."""
-    text = PAGE.read_text("utf-8")
-    table = text.split("\n## Paths\n")[1].split("\n\nAll other")[0]
-    assert set(re.findall(r"`(/[\w/]*)`", table)) == ROUTES.keys()
-    refused = text.split("the list: ")[1].split(". A value")[0]
-    assert set(re.findall(r"`(\w+)`", refused)) == REFUSED.keys()
 
 
 # ---- one life
