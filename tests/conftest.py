@@ -21,6 +21,7 @@ from support.memory_folder import memory_folder
 from support.once import RUN, once, run_folder
 from support.reference import ONE_THREAD
 from support.serving import Parts, Serve, serve
+from support.settings import with_openai
 from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel  # noqa: F401 - fixtures
 from support.thin_builds import finished_place, thin_channel, thin_lab, thin_wheels  # noqa: F401 - fixtures
 
@@ -201,7 +202,7 @@ def serving(parts: Parts) -> Serve:
 
 @pytest.fixture(scope="session")
 def server(serving: Serve, session_folder: Path) -> Iterator[TritonServer]:
-    """A server with the stand-in, shared by all tests that leave it as they found it.
+    """A server with the stand-in, on both APIs, shared by all tests that leave it as they found it.
 
     Where it is started are folders with the names of packages, as where somebody works on these; none may be imported.
     """
@@ -213,7 +214,7 @@ def server(serving: Serve, session_folder: Path) -> Iterator[TritonServer]:
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(beside)
-            running = stack.enter_context(serving())
+            running = stack.enter_context(serving(prepare=with_openai))
         yield running
 
 

@@ -56,13 +56,19 @@ def long_arguments(parts: Parts) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def long_server(serving: Serve, long_arguments: dict[str, object]) -> Iterator[TritonServer]:
-    """A server whose requests can be met in the middle of their work; it publishes vLLM's metrics, and notices a hung engine."""
+    """A server whose requests can be met in the middle of their work, on both APIs.
+
+    It publishes vLLM's metrics, notices a hung engine, and unloads its model after a short grace period.
+    """
 
     def prepare(model: Path) -> None:
         with_metrics(model)
+        with_openai(model)
         with_parameter(model, "ENGINE_TIMEOUT_SECONDS", "20")
+        with_parameter(model, "UNLOAD_GRACE_SECONDS", "3")
 
-    with serving(long_arguments, environment=ONE_THREAD, prepare=prepare) as running:
+    control = (EXPLICIT, "--load-model=vllm")
+    with serving(long_arguments, environment=ONE_THREAD, prepare=prepare, arguments=control) as running:
         yield running
 
 

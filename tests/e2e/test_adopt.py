@@ -86,6 +86,7 @@ def adopt(parts: Parts, source: Path, target: Path, folder: Path) -> None:
     publish(workspace_in(folder / "cache"), built, target.parent, target.name, template)
 
 
+@pytest.mark.slow  # test_parts.py has adopt's own smoke run
 def test_an_adopted_model_answers_as_ours_does(
     parts: Parts, llama_server: TritonServer, made_models: MadeModels, tmp_path: Path, no_leftovers: None
 ) -> None:

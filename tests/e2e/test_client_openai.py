@@ -1,4 +1,4 @@
-"""The client against vLLM's own server, and against both servers in turns."""
+"""The client against vLLM's OpenAI server, which runs next to Triton's here, and against both servers in turns."""
 
 from __future__ import annotations
 
@@ -8,27 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.openai_server import openai_server
 from support.repositories import client_command
-from support.serving import CPU_ARGUMENTS
+from support.settings import openai_url
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from support.serving import Parts
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def vllm_server(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """``host:port`` of vLLM's own server with the stand-in."""
-    arguments = {**CPU_ARGUMENTS, "model": str(parts.standin)}
-    with openai_server(parts.environment, arguments, tmp_path_factory.mktemp("openai") / "server.log") as url:
-        yield url.removeprefix("http://")
+@pytest.fixture
+def vllm_server(server: TritonServer) -> str:
+    """``host:port`` of vLLM's server with the stand-in, over the engine that Triton serves: it costs no second one."""
+    return openai_url(server).removeprefix("http://")
 
 
 def run(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:

@@ -123,6 +123,7 @@ def test_a_load_that_fails_leaves_no_process(idle: TritonServer, cache: dict[str
     assert all(map(gone, inspections))
 
 
+@pytest.mark.slow  # as an engine that fails does below
 def test_a_load_that_vllm_cannot_do_tells_why(idle: TritonServer, parts: Parts) -> None:
     """vLLM finds out in EngineCore that it has no Ray workers on a CPU; Triton's reason for the failed load says it too."""
     if is_cuda(parts.environment):
@@ -166,6 +167,7 @@ def test_a_broken_model_py_is_noticed(idle: TritonServer) -> None:
     assert "RuntimeError: broken" in refused(idle, "broken", spoil)
 
 
+@pytest.mark.slow
 def test_a_load_for_which_shared_memory_is_too_small_says_so(parts: Parts, tmp_path: Path) -> None:
     """Its reason names the file system and the option that makes it larger; 2 MB are enough for this model."""
     small = in_small_place(parts, "/dev/shm", tmp_path, "1m")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import json
 import os
 import re
 import signal
@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from support.event_stream import EventStream
 from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.patience import wait_for
 from support.reference import ONE_THREAD
-from support.settings import with_parameter
-from support.triton_client import generate, get
+from support.settings import openai_url, with_openai, with_parameter
+from support.triton_client import generate, get, post
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from support.serving import Serve
     from vllm_env.serve.server import TritonServer
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("long_server")]
 PROMPT, ANSWER = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+TEXT = "/v1/completions"  # of the OpenAI API
 # with the status UNAVAILABLE; test_model_errors.py sees how statuses come out
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 BACK_SECONDS = 300.0  # until an engine that comes back is given up
@@ -42,13 +45,17 @@ BACK = "the engine is back"  # the model's line in the log
 def doomed(
     request: pytest.FixtureRequest, serving: Serve, long_arguments: dict[str, object], executor: str
 ) -> Iterator[TritonServer]:
-    """A server whose engine these tests break; the last of them ends its model, so that runs after all others of this server."""
+    """A server whose engine these tests break."""
     if executor == "chosen":
         yield request.getfixturevalue("long_server")
         return
-    limit = functools.partial(with_parameter, name="ENGINE_TIMEOUT_SECONDS", value="20")  # as that of long_server
+
+    def prepare(model: Path) -> None:  # as that of long_server
+        with_openai(model)
+        with_parameter(model, "ENGINE_TIMEOUT_SECONDS", "20")
+
     engine = {**long_arguments, "distributed_executor_backend": executor}
-    with serving(engine, environment=ONE_THREAD, prepare=limit) as running:
+    with serving(engine, environment=ONE_THREAD, prepare=prepare) as running:
         yield running
 
 
@@ -67,6 +74,11 @@ def times_back(server: TritonServer) -> int:
     return server.log.read_text(errors="replace").count(BACK)
 
 
+def openai_request(**more: object) -> dict[str, object]:
+    """Return the body of a request for a long answer from the OpenAI API."""
+    return {"model": "vllm", "prompt": PROMPT, **LONG, **more}
+
+
 # few cores: the worker is a part of EngineCore; else, and with "mp", a process of its own
 _SEPARATE = pytest.param("mp", "VLLM::Worker", marks=pytest.mark.slow)
 
@@ -80,23 +92,31 @@ def test_killed_engine_is_told_to_all_and_comes_back(doomed: TritonServer, victi
         requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(6)]
         streams = [stack.enter_context(OpenStream(doomed.grpc_url, requests[0]))]
         streams[0].wait(3)  # alone: two that overtook it would have both slots, for minutes where other work runs
+        openai = stack.enter_context(EventStream(openai_url(doomed), TEXT, openai_request(stream=True)))
+        openai.wait(1)
         streams += [stack.enter_context(OpenStream(doomed.grpc_url, one)) for one in requests[1:]]
         streams[0].wait(len(streams[0].events) + 100)  # in which the others arrive
         os.kill(process.pid, signal.SIGKILL)
         ends = [stream.wait_end(BACK_SECONDS) for stream in streams]
+        told = openai.error()
     assert times_back(doomed) == before
     assert {end.error for end in ends} == {DEAD}
+    assert DEAD in told or "EngineCore" in told
     _refuses_at_once(doomed)
     assert times_back(doomed) == before
     wait_for(lambda: _is_served(doomed), "an answer", longest_pause=0.5)
     assert times_back(doomed) == before + 1
     assert ask(doomed, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    status, text = post(openai_url(doomed), TEXT, openai_request(max_tokens=16, ignore_eos=False), timeout=300)
+    assert (status, json.loads(text)["choices"][0]["text"]) == (200, ANSWER)
 
 
 def _refuses_at_once(server: TritonServer) -> None:
     with OpenStream(server.grpc_url, prompt(PROMPT)) as refused:
         end = refused.wait_end(BACK_SECONDS)
     assert end.error == DEAD
+    url = openai_url(server)
+    assert [get(url, "/health")[0], post(url, TEXT, openai_request(), timeout=60)[0]] == [503, 503]
 
 
 def _is_served(server: TritonServer) -> bool:
@@ -109,11 +129,15 @@ def test_hung_engine_is_told_to_all_and_comes_back(doomed: TritonServer) -> None
     (process,) = engine_parts(doomed, "VLLM::EngineCor")
     before = times_back(doomed)
     with ExitStack() as stack:
+        openai = stack.enter_context(EventStream(openai_url(doomed), TEXT, openai_request(stream=True)))
+        openai.wait(1)
         streams = [stack.enter_context(OpenStream(doomed.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(4)]
         wait_for(lambda: any(stream.events for stream in streams), "the first token")
         process.suspend()
         ends = [stream.wait_end(BACK_SECONDS) for stream in streams]
+        told = openai.error()
     assert {end.error for end in ends} == {DEAD}
+    assert DEAD in told
     wait_for(lambda: _is_served(doomed), "an answer", longest_pause=0.5)
     assert times_back(doomed) == before + 1
     assert not is_alive(process)
@@ -137,16 +161,12 @@ def test_an_engine_that_does_nothing_is_replaced_without_a_limit_of_the_operator
         wait_for(lambda: _is_served(server), "an answer", longest_pause=0.5)
 
 
-@pytest.mark.parametrize(
-    ("executor", "count"),
-    [pytest.param("chosen", 1, marks=pytest.mark.ends_server), pytest.param("mp", 2, marks=pytest.mark.slow)],
-    scope="module",
-)
-def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) -> None:
-    """vLLM's processes do not outlive the process that owns them, so their memory is free for the next one."""
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["mp"], scope="module")
+def test_killed_stub_takes_a_separate_worker_along(doomed: TritonServer) -> None:
+    """vLLM's processes do not outlive the process that owns them; test_model_first_start.py kills the usual two."""
     parts = engine_parts(doomed)
-    assert len(parts) >= count, parts
+    assert len(parts) == 2, parts
     (stub,) = [process for process in below(doomed) if name_of(process).startswith("triton_python_b")]
     kill_at_rest(stub.pid)
     wait_for(lambda: not any(is_alive(process) for process in parts), "the end of the engine")
-    assert get(doomed.http_url, "/v2/health/live")[0] == 200

@@ -1,4 +1,4 @@
-"""An exception in each part of the served model: nobody waits for ever, the log has it once, and the model serves on."""
+"""An exception in each part of the served model, and a full TMPDIR: nobody waits for ever, and it serves on."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.patience import wait_for
 from support.reference import ONE_THREAD
+from support.serving import fill, in_small_place, serve
 from support.settings import with_line
+from vllm_env.serve.processes import end
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from support.serving import Serve
+    from support.serving import Parts
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
 PATIENCE = 240.0
 NEIGHBOURS = 4
+SMALL = "64m"  # as a container has it for shared memory
 WHOLE = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 # put into the copied model; a prompt that names a place makes the next calls there fail, three where a thread goes on
@@ -67,14 +71,15 @@ fails(load, "deliver", "sender")
 
 
 @pytest.fixture(scope="module")
-def faulty(serving: Serve) -> Iterator[TritonServer]:
-    """A server whose model fails where a prompt says."""
+def faulty(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A server whose model fails where a prompt says, and whose folder for temporary files is a small one of its own."""
 
     def prepare(model: Path) -> None:
         (model / "1" / "faults.py").write_text(_FAULTS, encoding="utf-8")
         with_line(model, "import faults", after="from triton_vllm.request import contract")
 
-    with serving(environment=ONE_THREAD, prepare=prepare) as running:
+    small = in_small_place(parts, "$TMPDIR", tmp_path_factory.mktemp("small"), SMALL)
+    with serve(small, environment=ONE_THREAD, prepare=prepare) as running:
         yield running
 
 
@@ -108,3 +113,28 @@ def test_an_exception_leaves_nobody_waiting(
     assert ask(faulty, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
     lines = faulty.log.read_text(errors="replace").splitlines()  # vLLM has its own line of its output handler
     assert len([line for line in lines if "[vllm]" in line and f"RuntimeError: injected {place}" in line]) == 1
+
+
+def test_no_room_for_temporary_files(faulty: TritonServer) -> None:
+    """Answers need none, nor does an engine that is started again: all are served, or told at once."""
+    (stub,) = [p for p in faulty.members() if name_of(p).startswith("triton_python_b")]
+    folder = Path(f"/proc/{faulty.pid}/root{stub.environ()['TMPDIR']}")
+    fill(folder / "filler")
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "more").write_bytes(bytes(1 << 13))
+    constrained = {"structured_outputs": {"regex": "[a-z]{4}"}, "max_tokens": 8}
+    assert ask(faulty, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    assert ask(faulty, PROMPT, constrained).error == ""
+    assert any("trial_process" in " ".join(process.cmdline()) for process in faulty.members())  # in which it was tried
+    whole = prompt(PROMPT, WHOLE, stream=True)
+    with ExitStack() as stack:
+        requests = [stack.enter_context(OpenStream(faulty.grpc_url, whole)) for _ in range(4)]
+        requests[0].wait(3)
+        end([p for p in faulty.members() if name_of(p).startswith("VLLM::EngineCor")], grace=0)
+        assert {request.wait_end(PATIENCE).error for request in requests} <= {"", DEAD}
+    wait_for(
+        lambda: not ask(faulty, PROMPT, {"temperature": 0}).error,
+        lambda: f"an engine that serves\n{faulty.log.read_text(errors='replace')[-4000:]}",
+        limit=PATIENCE,
+        longest_pause=0.5,
+    )

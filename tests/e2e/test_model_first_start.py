@@ -1,4 +1,4 @@
-"""What a first start does ahead of vLLM, with the real vLLM."""
+"""What a first start does ahead of vLLM, with the real vLLM; and the end of its process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.first_start import SET_BY_VLLM
+from support.kill import kill_at_rest
+from support.leftovers import name_of
+from support.patience import wait_for
 from support.repositories import CHECKOUT
 from support.sightings import gone
+from support.triton_client import get
+from vllm_env.serve.processes import is_alive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +49,7 @@ print(json.dumps([dataclasses.asdict(found), dataclasses.asdict(alone), kept, sy
 """
 
 
+@pytest.mark.slow  # the start below shows that there is one process
 def test_vllms_own_look_at_a_model_uses_the_process_started_ahead(parts: Parts, tmp_path: Path) -> None:
     """vLLM gets its answer with no other process, the right one, and keeps it; the next start needs no process ahead."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
@@ -77,3 +83,15 @@ def test_the_next_start_neither_looks_nor_compiles(reloaded: Reloaded) -> None:
     assert later.stub()
     assert later.inspections() == []
     assert not [s.command for s in later.seen.values() if s.command.partition(" ")[0].endswith("cc1plus")]
+
+
+@pytest.mark.ends_server
+def test_killed_stub_takes_its_engine_along(first_start: FirstStart) -> None:
+    """vLLM's processes do not outlive the process that owns them, so their memory is free for the next one."""
+    server = first_start.server
+    parts = [process for process in server.members() if name_of(process).startswith("VLLM::")]
+    assert parts
+    (stub,) = [process for process in server.members() if name_of(process).startswith("triton_python_b")]
+    kill_at_rest(stub.pid)
+    wait_for(lambda: not any(is_alive(process) for process in parts), "the end of the engine")
+    assert get(server.http_url, "/v2/health/live")[0] == 200

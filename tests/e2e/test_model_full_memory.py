@@ -1,21 +1,17 @@
-"""Shared memory, or the folder for temporary files, runs full while answers are on their way: each client is answered."""
+"""Shared memory runs full while answers are on their way: each client is answered. test_model_faults.py fills TMPDIR."""
 
 from __future__ import annotations
 
-import shutil
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
-from support.patience import wait_for
 from support.reference import ONE_THREAD
-from support.serving import in_small_place, serve
-from vllm_env.serve.processes import end
+from support.serving import fill, in_small_place, serve
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -30,46 +26,19 @@ SIZE = "64m"  # as a container has it
 # some MB of log probabilities, where Triton's region has 1 MB until it grows
 LARGE = {"n": 8, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}
 ANSWERED = 120.0
-BACK = 300.0
-DEAD = "Model is unavailable due to unhealthy vLLM engine"
 
 
 @pytest.fixture(scope="module")
 def small_memory(light_parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A light server whose shared memory is its own, as in a container; its tests leave it as they found it."""
-    with served(light_parts, "/dev/shm", tmp_path_factory.mktemp("small")) as server:
-        yield server
-
-
-@pytest.fixture
-def small_folder(parts: Parts, tmp_path: Path) -> Iterator[TritonServer]:
-    """A server whose folder for temporary files is its own."""
-    with served(parts, "$TMPDIR", tmp_path) as server:
-        yield server
-
-
-@contextmanager
-def served(parts: Parts, place: str, folder: Path) -> Iterator[TritonServer]:
-    """Serve with a small ``place``, as the shell has it."""
-    with serve(in_small_place(parts, place, folder, SIZE), environment=ONE_THREAD) as server:
+    small = in_small_place(light_parts, "/dev/shm", tmp_path_factory.mktemp("small"), SIZE)
+    with serve(small, environment=ONE_THREAD) as server:
         yield server
 
 
 def shared_memory(server: TritonServer) -> Path:
     """Return the server's ``/dev/shm`` as it is seen from here."""
     return Path(f"/proc/{server.pid}/root/dev/shm")
-
-
-def fill(file: Path) -> None:
-    """Leave no byte of a file system, which must be one of the test's own and not the machine's disk."""
-    assert shutil.disk_usage(file.parent).total <= 1 << 26, f"{file.parent} is not the small one"
-    with file.open("wb", buffering=0) as sink:
-        for size in (1 << 20, 1 << 12):
-            try:
-                while sink.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -89,29 +58,3 @@ def test_an_answer_that_does_not_fit_ends_in_an_error(small_memory: TritonServer
     filler.unlink()
     with OpenStream(small.grpc_url, large) as again:
         assert again.wait_end(ANSWERED).error == ""
-
-
-def test_no_room_for_temporary_files(small_folder: TritonServer) -> None:
-    """Answers need none, nor does an engine that is started again: all are served, or told at once."""
-    small = small_folder
-    (stub,) = [p for p in small.members() if name_of(p).startswith("triton_python_b")]
-    folder = Path(f"/proc/{small.pid}/root{stub.environ()['TMPDIR']}")
-    fill(folder / "filler")
-    with pytest.raises(OSError, match="No space left"):
-        (folder / "more").write_bytes(bytes(1 << 13))
-    constrained = {"structured_outputs": {"regex": "[a-z]{4}"}, "max_tokens": 8}
-    assert ask(small, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
-    assert ask(small, PROMPT, constrained).error == ""
-    assert any("trial_process" in " ".join(process.cmdline()) for process in small.members())  # in which it was tried
-    large = prompt(PROMPT, LARGE, stream=True)
-    with ExitStack() as stack:
-        requests = [stack.enter_context(OpenStream(small.grpc_url, large)) for _ in range(4)]
-        requests[0].wait(3)
-        end([p for p in small.members() if name_of(p).startswith("VLLM::EngineCor")], grace=0)
-        assert {request.wait_end(ANSWERED).error for request in requests} <= {"", DEAD}
-    wait_for(
-        lambda: not ask(small, PROMPT, {"temperature": 0}).error,
-        lambda: f"an engine that serves\n{small.log.read_text(errors='replace')[-4000:]}",
-        limit=BACK,
-        longest_pause=0.5,
-    )

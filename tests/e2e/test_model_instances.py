@@ -46,7 +46,8 @@ UNLOADED = "the model was unloaded before the request had finished"
 FOLDERS = "vllm_env_frontends_*"
 NAMES = (None, "one", "two")
 PATIENCE = 300.0
-COUNT = 3  # instances: where one dies, the others compete to lead
+FIRST = 2  # instances at first: each of them costs an import of vLLM
+COUNT = 3  # after the reload: where one of them dies, the others compete to lead
 MANY = 16  # requests of which no instance of a few gets none
 
 
@@ -83,18 +84,18 @@ def is_served(server: TritonServer) -> bool:
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LORA_DIRECTORY of `trio`, empty at first."""
+    """LORA_DIRECTORY of `group`, empty at first."""
     return tmp_path_factory.mktemp("adapters")
 
 
 @pytest.fixture(scope="module")
-def trio(serving: Serve, made_models: MadeModels, adapters: Path) -> Iterator[TritonServer]:
-    """Three instances with adapters; these tests break the server, and the last of them one of the instances."""
+def group(serving: Serve, made_models: MadeModels, adapters: Path) -> Iterator[TritonServer]:
+    """Two instances with adapters, three after their reload; these tests break the server."""
 
     def prepare(model: Path) -> None:
         names = dict(zip(("one", "two"), map(str, made_models.adapters), strict=True))
         (model / "multi_lora.json").write_text(json.dumps(names), encoding="utf-8")
-        with_instances(model, COUNT)
+        with_instances(model, FIRST)
         with_parameter(model, "LORA_DIRECTORY", str(adapters))
         with_metrics(model)
         with_openai(model)
@@ -114,118 +115,119 @@ def trio(serving: Serve, made_models: MadeModels, adapters: Path) -> Iterator[Tr
         yield running
 
 
-def test_instances_answer_from_one_engine(trio: TritonServer) -> None:
+def test_instances_answer_from_one_engine(group: TritonServer) -> None:
     """Each gets requests, answers as one alone does, and the metrics of all together are the engine's."""
     asked = [prompt(PROMPT, GREEDY, stream=number % 2 == 0, exclude_input_in_output=True) for number in range(MANY)]
-    assert {answer.text for answer in ask_all(trio, asked)} == {ANSWER}
-    assert len(engines(trio)) == 1
-    assert len(stubs(trio)) == len(instances_asked(trio)) == COUNT
-    page = functools.partial(read_metrics, f"http://127.0.0.1:{trio.ports.metrics}/metrics")
+    assert {answer.text for answer in ask_all(group, asked)} == {ANSWER}
+    assert len(engines(group)) == 1
+    assert len(stubs(group)) == len(instances_asked(group)) == FIRST
+    page = functools.partial(read_metrics, f"http://127.0.0.1:{group.ports.metrics}/metrics")
     wait_for(lambda: page().total("vllm:request_success_total") == MANY)
     wait_for(lambda: page().total("vllm:num_requests_running") == 0)  # an instance that saw more at its last step says nothing
     assert page().total("vllm:request_success_total") == MANY
 
 
-def test_instances_answer_as_one_does(trio: TritonServer, llama_server: TritonServer) -> None:
+def test_instances_answer_as_one_does(group: TritonServer, llama_server: TritonServer) -> None:
     """Also with the adapters."""
-    start = len(said(trio))
+    start = len(said(group))
     asked = [prompt(PROMPT, {**GREEDY, "lora_name": name} if name else GREEDY) for name in NAMES]
     alone = [ask_all(llama_server, [one])[0].text for one in asked]
     for one, expected in zip(asked, alone, strict=True):
-        assert {answer.text for answer in ask_all(trio, [one] * MANY)} == {expected}
+        assert {answer.text for answer in ask_all(group, [one] * MANY)} == {expected}
     assert len(set(alone)) == 3
-    assert len(engines(trio)) == 1
-    assert len(stubs(trio)) == len(instances_asked(trio, start)) == COUNT
+    assert len(engines(group)) == 1
+    assert len(stubs(group)) == len(instances_asked(group, start)) == FIRST
 
 
-def test_instances_share_the_port_of_the_openai_server(trio: TritonServer) -> None:
+def test_instances_share_the_port_of_the_openai_server(group: TritonServer) -> None:
     """The kernel chooses one for each connection; none has the metrics of all."""
-    start = len(said(trio))
-    url = openai_url(trio)
+    start = len(said(group))
+    url = openai_url(group)
     for _ in range(4 * MANY):
         status, text = post(url, "/v1/completions", {"model": "two", "prompt": PROMPT, "max_tokens": 1}, timeout=300)
         assert status == 200, text
-    assert len(set(re.findall(r"pid=(\d+)\).*Added request cmpl-", said(trio, start)))) == COUNT
+    assert len(set(re.findall(r"pid=(\d+)\).*Added request cmpl-", said(group, start)))) == FIRST
     assert get(url, "/metrics")[0] == 404
-    assert len(engines(trio)) == 1
+    assert len(engines(group)) == 1
 
 
 def test_a_changed_adapter_is_seen_by_all_instances(
-    trio: TritonServer, llama_server: TritonServer, made_models: MadeModels, adapters: Path
+    group: TritonServer, llama_server: TritonServer, made_models: MadeModels, adapters: Path
 ) -> None:
     """By the next request of each; they have one copy of it."""
-    start = len(said(trio))
+    start = len(said(group))
     for name, adapter in zip(("one", "two"), made_models.adapters, strict=True):
         shutil.rmtree(adapters / "changing", ignore_errors=True)
         shutil.copytree(adapter, adapters / "changing")
         expected = ask(llama_server, PROMPT, {**GREEDY, "lora_name": name}).text
         asked = [prompt(PROMPT, {**GREEDY, "lora_name": "changing"})] * MANY
-        assert {answer.error or answer.text for answer in ask_all(trio, asked)} == {expected}
-    assert len(instances_asked(trio, start)) == COUNT
-    loaded = re.findall(r"LoRA adapter changing@(\w+) was loaded", said(trio, start))
-    assert len(loaded) == 2 * COUNT
-    assert trio._scratch is not None
-    assert len(list(trio._scratch.glob(f"{FOLDERS}/load-*/adapters/*"))) == len(set(loaded)) == 2
+        assert {answer.error or answer.text for answer in ask_all(group, asked)} == {expected}
+    assert len(instances_asked(group, start)) == FIRST
+    loaded = re.findall(r"LoRA adapter changing@(\w+) was loaded", said(group, start))
+    assert len(loaded) == 2 * FIRST
+    assert group._scratch is not None
+    assert len(list(group._scratch.glob(f"{FOLDERS}/load-*/adapters/*"))) == len(set(loaded)) == 2
 
 
-def test_cancellations_reach_the_engine_from_each_instance(trio: TritonServer) -> None:
+def test_cancellations_reach_the_engine_from_each_instance(group: TritonServer) -> None:
     """Running and waiting requests of all are given up, and the next one gets a slot."""
-    start = len(said(trio))
+    start = len(said(group))
     with ExitStack() as stack:
-        streams = [stack.enter_context(OpenStream(trio.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MANY)]
-        wait_for(lambda: len(instances_asked(trio, start)) == COUNT)
+        streams = [stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MANY)]
+        wait_for(lambda: len(instances_asked(group, start)) == FIRST)
         wait_for(lambda: any(stream.events for stream in streams))
         for stream in streams:
             stream.cancel()
         assert all("CANCELLED" in stream.wait_end(PATIENCE).status for stream in streams)
-        assert is_served(trio)
+        assert is_served(group)
 
 
-def test_a_killed_engine_comes_back_for_all_instances(trio: TritonServer) -> None:
+def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer) -> None:
     """Whoever waits in any is told, then one engine serves all again."""
-    start = len(said(trio))
-    (killed,) = engines(trio)
+    start = len(said(group))
+    (killed,) = engines(group)
     with ExitStack() as stack:
-        streams = [stack.enter_context(OpenStream(trio.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MANY)]
+        streams = [stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MANY)]
         wait_for(lambda: any(stream.events for stream in streams))
         os.kill(killed.pid, signal.SIGKILL)
         assert {stream.wait_end(PATIENCE).error for stream in streams} == {DEAD}
-    wait_for(lambda: said(trio, start).count("the engine is back") == COUNT)
-    assert is_served(trio)
-    (again,) = engines(trio)
+    wait_for(lambda: said(group, start).count("the engine is back") == FIRST)
+    assert is_served(group)
+    (again,) = engines(group)
     assert again != killed
-    assert ask(trio, PROMPT, GREEDY).text == PROMPT + ANSWER
+    assert ask(group, PROMPT, GREEDY).text == PROMPT + ANSWER
 
 
-def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(trio: TritonServer) -> None:
-    """No process, no folder; the second load has an engine of its own, once."""
-    start = len(said(trio))
-    before = engines(trio)
-    assert unload(trio)[0] == 200
-    wait_for(lambda: not stubs(trio) and not engines(trio))
-    assert trio._scratch is not None
-    assert not list(trio._scratch.glob(FOLDERS))
-    assert "starting it again" not in said(trio, start)
-    status, told = load(trio)
+def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(group: TritonServer) -> None:
+    """No process, no folder; the second load has another number of instances and an engine of its own, once."""
+    start = len(said(group))
+    before = engines(group)
+    assert unload(group)[0] == 200
+    wait_for(lambda: not stubs(group) and not engines(group))
+    assert group._scratch is not None
+    assert not list(group._scratch.glob(FOLDERS))
+    assert "starting it again" not in said(group, start)
+    with_instances(group.repository / "vllm", COUNT)
+    status, told = load(group)
     assert status == 200, told
-    assert len(stubs(trio)) == COUNT
-    assert len(engines(trio)) == 1
-    assert engines(trio) != before
-    assert is_served(trio)
+    assert len(stubs(group)) == COUNT
+    assert len(engines(group)) == 1
+    assert engines(group) != before
+    assert is_served(group)
 
 
-def test_a_killed_instance_that_led_is_replaced_by_another(trio: TritonServer) -> None:
+def test_a_killed_instance_that_led_is_replaced_by_another(group: TritonServer) -> None:
     """Its engine ends with it; another instance starts one for those that are left."""
-    start = len(said(trio))
-    (killed,) = engines(trio)
+    start = len(said(group))
+    (killed,) = engines(group)
     leader = killed.ppid()
-    assert leader in {stub.pid for stub in stubs(trio)}
+    assert leader in {stub.pid for stub in stubs(group)}
     kill_at_rest(leader)
-    wait_for(lambda: said(trio, start).count("the engine is back") == COUNT - 1)
-    (again,) = engines(trio)
-    assert again.ppid() in {stub.pid for stub in stubs(trio)} - {leader}
+    wait_for(lambda: said(group, start).count("the engine is back") == COUNT - 1)
+    (again,) = engines(group)
+    assert again.ppid() in {stub.pid for stub in stubs(group)} - {leader}
     # the server goes on to give requests to the instance that was killed, and says that they have failed
-    wait_for(lambda: PROMPT + ANSWER in {text for answer in answered(trio) for text in answer.texts()})
+    wait_for(lambda: PROMPT + ANSWER in {text for answer in answered(group) for text in answer.texts()})
 
 
 def answered(server: TritonServer) -> list[Answer]:

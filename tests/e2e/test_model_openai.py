@@ -1,42 +1,29 @@
-"""vLLM's own OpenAI server over the engine that Triton serves: equal answers, closed doors, and one life."""
+"""vLLM's own OpenAI server over the engine that Triton serves: equal answers, and closed doors."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from support.event_stream import EventStream
-from support.leftovers import name_of
-from support.model_control import load, unload
-from support.model_requests import prompt
-from support.open_stream import OpenStream
 from support.openai_server import kept_server
 from support.patience import wait_for
-from support.reference import ONE_THREAD
-from support.serving import EXPLICIT
-from support.settings import openai_url, with_openai, with_parameter
+from support.settings import openai_url
 from support.triton_client import generate, get, post
 from triton_vllm.openai.fields import ROUTES
-from vllm_env.serve.processes import is_alive
-from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.openai_server import KeptServer
-    from support.serving import Parts, Serve
+    from support.serving import Parts
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
@@ -291,93 +278,3 @@ def test_a_client_that_hangs_up_stops_its_request(chat_server: TritonServer, url
 def _running(url: str) -> float:
     (line,) = [line for line in get(url, "/metrics")[1].splitlines() if line.startswith("vllm:num_requests_running{")]
     return float(line.rpartition(" ")[2])
-
-
-# ---- one life
-
-PROMPT, ANSWER = FACTS[2]
-LONG = {"model": "vllm", "prompt": PROMPT, "temperature": 0, "max_tokens": 60_000, "ignore_eos": True, "stream": True}
-SHORT = {"model": "vllm", "prompt": PROMPT, "temperature": 0, "max_tokens": 16}
-UNLOADED = "the model was unloaded before the request had finished"
-DEAD = "Model is unavailable due to unhealthy vLLM engine"
-
-
-@pytest.fixture(scope="module")
-def mortal(serving: Serve, long_arguments: dict[str, object]) -> Iterator[tuple[TritonServer, str]]:
-    """A server whose model and engine these tests end, in this order."""
-
-    def prepare(model: Path) -> None:
-        with_openai(model)
-        with_parameter(model, "UNLOAD_GRACE_SECONDS", "3")
-
-    with serving(long_arguments, environment=ONE_THREAD, prepare=prepare, arguments=(EXPLICIT, "--load-model=vllm")) as server:
-        yield server, openai_url(server)
-
-
-def _error(stream: EventStream) -> str:
-    """Return the message of the error event with which a stream ends."""
-    events = [event for event in stream.wait_end() if event != "[DONE]"]
-    return str(events[-1]["error"]["message"])
-
-
-def test_a_killed_engine_is_told_on_both_apis_and_comes_back(mortal: tuple[TritonServer, str]) -> None:
-    """While it starts, the port answers at once that there is none."""
-    server, url = mortal
-    below = psutil.Process(server.pid).children(recursive=True)
-    (core,) = [process for process in below if is_alive(process) and name_of(process).startswith("VLLM::EngineCor")]
-    with (
-        EventStream(url, TEXT, LONG) as ours,
-        OpenStream(server.grpc_url, prompt(PROMPT, {"max_tokens": 60_000, "ignore_eos": True}, stream=True)) as tritons,
-    ):
-        ours.wait(3)
-        tritons.wait(3)
-        core.kill()
-        assert DEAD in _error(ours) or "EngineCore" in _error(ours)
-        assert tritons.wait_end().error == DEAD
-    wait_for(lambda: get(url, "/health", timeout=5)[0] == 503, "the news")
-    # Less than the start of an engine, however slow the machine is: each of these was answered while it started.
-    assert [get(url, "/health")[0], post(url, TEXT, SHORT, timeout=60)[0]] == [503, 503]
-    assert "the engine is back" not in server.log.read_text(errors="replace")
-    wait_for(lambda: get(url, "/health")[0] == 200, "the engine", longest_pause=0.5)
-    status, text = post(url, TEXT, SHORT, timeout=300)
-    assert (status, json.loads(text)["choices"][0]["text"]) == (200, ANSWER)
-
-
-def test_an_unload_lets_requests_finish_and_then_says_so(mortal: tuple[TritonServer, str]) -> None:
-    """New ones are refused meanwhile; afterwards the port is closed, and the next load has it again."""
-    server, url = mortal
-    with EventStream(url, TEXT, LONG) as stream, ThreadPoolExecutor(1) as pool:
-        stream.wait(3)
-        unloading = pool.submit(unload, server)
-        wait_for(lambda: get(url, "/health")[0] == 503, "the unload")
-        status, text = post(url, TEXT, SHORT, timeout=60)
-        assert (status, json.loads(text)["error"]["message"]) == (503, "the model is being unloaded")
-        assert UNLOADED in _error(stream)  # before 0.30 after the status
-        assert unloading.result()[0] == 200
-    wait_for(lambda: _is_closed(url), "the end of the port")
-    assert load(server)[0] == 200
-    assert post(url, TEXT, SHORT, timeout=300)[0] == 200
-
-
-def _is_closed(url: str) -> bool:
-    try:
-        get(url, "/health", timeout=5)
-    except (OSError, http.client.HTTPException):
-        return True
-    return False
-
-
-def test_the_servers_end_lets_both_kinds_of_requests_finish(mortal: tuple[TritonServer, str], no_leftovers: None) -> None:
-    """SIGTERM: both are told, the status is 0, and no process is left."""
-    server, url = mortal
-    with (
-        EventStream(url, TEXT, LONG) as ours,
-        OpenStream(server.grpc_url, prompt(PROMPT, {"max_tokens": 60_000, "ignore_eos": True}, stream=True)) as tritons,
-    ):
-        ours.wait(3)
-        tritons.wait(3)
-        os.kill(server.pid, signal.SIGTERM)
-        assert UNLOADED in _error(ours)
-        assert tritons.wait_end().error == UNLOADED
-    wait_for(lambda: not server.running, "the server's end")
-    assert "Exit timeout expired" not in server.log.read_text(errors="replace")

@@ -44,6 +44,11 @@ class EventStream:
         wait_for(lambda: self.ended, "the end of a stream")
         return self.events
 
+    def error(self) -> str:
+        """Return the message of the error event with which the answer ends."""
+        events = [event for event in self.wait_end() if event != "[DONE]"]
+        return str(events[-1]["error"]["message"])
+
     def _read(self) -> None:
         try:
             answer = self._connection.getresponse()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SIZE = 100_000
 """Bytes of each file; all are the set's tag."""
+TAGS = ("0", "1")
 
 
 def start(folder: Path, template: Path, *, in_place: bool) -> tuple[ForkServerProcess, Semaphore]:
@@ -28,6 +29,10 @@ def start(folder: Path, template: Path, *, in_place: bool) -> tuple[ForkServerPr
 
     It is forked from a server that has imported the packager: a new interpreter takes longer than what the test is about.
     """
+    for tag in TAGS:
+        for file in _files(folder, tag):  # written here, where nobody is killed in the middle of it
+            if not file.exists():
+                file.write_text(tag * SIZE)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     begun, published = context.Semaphore(0), context.Semaphore(0)
@@ -35,6 +40,10 @@ def start(folder: Path, template: Path, *, in_place: bool) -> tuple[ForkServerPr
     child.start()
     begun.acquire()
     return child, published
+
+
+def _files(folder: Path, tag: str) -> tuple[Path, Path]:
+    return folder / f"stub{tag}", folder / f"env{tag}"
 
 
 def _publish_for_ever(folder: Path, template: Path, in_place: bool, begun: Semaphore, published: Semaphore) -> None:
@@ -47,11 +56,8 @@ def _publish_for_ever(folder: Path, template: Path, in_place: bool, begun: Semap
     begun.release()
     while True:
         number += 1
-        tag = str(number % 2)
-        stub, environment = files = [folder / f"{kind}{tag}" for kind in ("stub", "env")]
-        for file in files:
-            if not file.exists():
-                file.write_text(tag * SIZE)
+        tag = TAGS[number % 2]
+        stub, environment = _files(folder, tag)
         built = BuiltSet(stub, environment, LAYOUTS["archive"], json.dumps({"tag": tag}), "{}")
         module.publish(workspace, built, folder / "place" / "models", "vllm", template)
         published.release()

@@ -77,6 +77,18 @@ def in_small_place(parts: Parts, place: str, folder: Path, size: str) -> Parts:
     return dataclasses.replace(parts, binary=program)
 
 
+def fill(file: Path) -> None:
+    """Leave no byte of a file system, made by ``in_small_place``."""
+    assert shutil.disk_usage(file.parent).total <= 1 << 26, f"{file.parent} is not the small one"
+    with file.open("wb", buffering=0) as sink:
+        for size in (1 << 20, 1 << 12):
+            try:
+                while sink.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+
+
 @contextmanager
 def serve(
     parts: Parts,

@@ -1,0 +1,71 @@
+"""Both APIs of one model end together: an unload, and the end of the server. test_model_engine_death.py ends the engine."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.event_stream import EventStream
+from support.model_control import load, unload
+from support.model_requests import prompt
+from support.open_stream import OpenStream
+from support.patience import wait_for
+from support.settings import openai_url
+from support.triton_client import get, post
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("long_server")]
+TEXT = "/v1/completions"
+PROMPT, _ = FACTS[2]
+LONG = {"model": "vllm", "prompt": PROMPT, "temperature": 0, "max_tokens": 60_000, "ignore_eos": True, "stream": True}
+SHORT = {"model": "vllm", "prompt": PROMPT, "max_tokens": 1}
+UNLOADED = "the model was unloaded before the request had finished"
+
+
+def test_an_unload_lets_requests_finish_and_then_says_so(long_server: TritonServer) -> None:
+    """New ones are refused meanwhile; afterwards the port is closed, and the next load has it again."""
+    url = openai_url(long_server)
+    with EventStream(url, TEXT, LONG) as stream, ThreadPoolExecutor(1) as pool:
+        stream.wait(3)
+        unloading = pool.submit(unload, long_server)
+        wait_for(lambda: get(url, "/health")[0] == 503, "the unload")
+        status, text = post(url, TEXT, SHORT, timeout=60)
+        assert (status, json.loads(text)["error"]["message"]) == (503, "the model is being unloaded")
+        assert UNLOADED in stream.error()  # before 0.30 after the status
+        assert unloading.result()[0] == 200
+    wait_for(lambda: _is_closed(url), "the end of the port")
+    assert load(long_server)[0] == 200
+    assert post(url, TEXT, SHORT, timeout=300)[0] == 200
+
+
+def _is_closed(url: str) -> bool:
+    try:
+        get(url, "/health", timeout=5)
+    except (OSError, http.client.HTTPException):
+        return True
+    return False
+
+
+@pytest.mark.ends_server
+def test_the_servers_end_lets_both_kinds_of_requests_finish(long_server: TritonServer) -> None:
+    """SIGTERM: both are told, the status is 0, and no process is left."""
+    members = long_server.members()
+    asked = prompt(PROMPT, {"max_tokens": 60_000, "ignore_eos": True}, stream=True)
+    with EventStream(openai_url(long_server), TEXT, LONG) as ours, OpenStream(long_server.grpc_url, asked) as tritons:
+        ours.wait(3)
+        tritons.wait(3)
+        os.kill(long_server.pid, signal.SIGTERM)
+        assert UNLOADED in ours.error()
+        assert tritons.wait_end().error == UNLOADED
+    wait_for(lambda: not long_server.running, "the server's end")
+    assert "Exit timeout expired" not in long_server.log.read_text(errors="replace")
+    wait_for(lambda: not [process for process in members if process.is_running()], "the end of all its processes")
