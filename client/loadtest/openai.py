@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # vLLM's server closes a connection that was idle for 5 s. A request that is sent at this moment
 # would be lost.
 _KEEP_ALIVE_SECONDS = 4.0
+# The name that OpenAI's own client and `vllm bench serve` read, too.
+_KEY_VARIABLE = "OPENAI_API_KEY"
 # Bytes of an error page in a message.
 _MOST_BYTES = 500
 _EMPTY = "the answer has no completion; see the server's log"
@@ -49,7 +52,7 @@ class OpenAIClient:
                 limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS, ssl=self._tls()
             ),
             timeout=aiohttp.ClientTimeout(total=self._endpoint.stream_timeout),
-            headers={"Content-Type": "application/json", **self._endpoint.headers},
+            headers=self._headers(),
         )
         return self
 
@@ -60,6 +63,19 @@ class OpenAIClient:
     def stop(self) -> None:
         """See ``endpoint.Backend``."""
         self._ready.stopping = True
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        if key := os.environ.get(_KEY_VARIABLE, "").strip():
+            # The message must not show the key.
+            if not (key.isascii() and key.isprintable()):
+                raise InputError(
+                    f"{_KEY_VARIABLE} has a character that no HTTP header can have; "
+                    "set it to the server's key, or unset it"
+                )
+            headers["authorization"] = f"Bearer {key}"
+        # Those of --header replace the key.
+        return headers | dict(self._endpoint.headers)
 
     def _tls(self) -> ssl.SSLContext | bool:
         files = self._endpoint.tls
@@ -122,7 +138,8 @@ class OpenAIClient:
         if response.status != 200:
             raise ClientError(
                 f"the server at {where} answers /v1/models with status {response.status}: "
-                f"{_reason(body)}; name vLLM's server, or give what it asks for with --header"
+                f"{_reason(body)}; name vLLM's server, or give its key in {_KEY_VARIABLE}, "
+                "and what else it asks for with --header"
             )
         try:
             names = [model["id"] for model in json.loads(body)["data"]]

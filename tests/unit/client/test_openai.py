@@ -201,6 +201,34 @@ def test_headers_are_sent() -> None:
         assert ask(server, [request(0, "x")], headers={"authorization": "Bearer me"})[0].outcome is Outcome.ANSWERED
 
 
+KEY = "very-secret"
+
+
+@pytest.mark.parametrize(
+    ("key", "flags", "status"), [(KEY, [], 0), ("wrong", [], 1), ("wrong", ["--header", f"authorization=Bearer {KEY}"], 0)]
+)
+def test_the_key_may_be_in_the_environment(
+    key: str, flags: list[str], status: int, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under its usual name; a header on the command line replaces it. It is in nothing that the client prints or writes."""
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with OpenAIEcho(key=f"Bearer {KEY}") as server:
+        done = run("--backend", "openai", "-u", server.url, *flags, "--report", "r.json", cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert key not in done.stdout + done.stderr + written
+    assert ("give its key in OPENAI_API_KEY" in done.stderr) == bool(status)
+
+
+@pytest.mark.parametrize("key", ["sécret", "sec\nret"])
+def test_a_key_that_no_header_can_have_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without showing it."""
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with OpenAIEcho() as server, pytest.raises(InputError, match="OPENAI_API_KEY has a character") as caught:
+        ask(server, [request(0, "x")])
+    assert key not in str(caught.value)
+
+
 def test_pictures_outside_of_messages_are_refused() -> None:
     """vLLM's server has no other place for them."""
     with OpenAIEcho() as server, pytest.raises(InputError, match="image_url in messages"):
