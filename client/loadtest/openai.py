@@ -42,7 +42,8 @@ class OpenAIClient:
         self._session: Any = None
         self._ready = Readiness(self._require_ready, endpoint.reconnect)
         self._model = endpoint.model
-        self._counted = True
+        # Whether the server has counted the tokens of any answer; None before the first answer.
+        self._counted: bool | None = None
 
     async def __aenter__(self) -> OpenAIClient:  # noqa: PYI034 - Self is not in Python 3.10
         """Open the session. It connects with the first request."""
@@ -122,7 +123,7 @@ class OpenAIClient:
     @property
     def counts_tokens(self) -> bool:
         """See ``endpoint.Backend``; vLLM's server does, and others are known after an answer."""
-        return self._counted
+        return self._counted is not False
 
     async def _require_ready(self) -> None:
         where = f"{self._endpoint.url} (--url)"
@@ -232,7 +233,7 @@ class OpenAIClient:
         elif not record.times:
             record.fail("no response", _EMPTY)
         else:
-            self._counted = self._counted and stream.counted
+            self._counted = self._counted or stream.counted
             record.finish_reasons = stream.finish_reasons
 
     def _add_answer(self, answer: Mapping[str, Any], record: Record) -> None:
@@ -245,7 +246,7 @@ class OpenAIClient:
         record.output_tokens = 0
         record.finish_reasons = tuple(choice.get("finish_reason") or "" for choice in choices)
         counted = _count(answer.get("usage"), record)
-        self._counted = self._counted and counted
+        self._counted = self._counted or counted
 
 
 class _Stream:

@@ -99,6 +99,11 @@ class Record:
         self.reason = reason
 
     @property
+    def is_counted(self) -> bool:
+        """Return whether the server has counted the tokens of the answer so far."""
+        return self.output_tokens > 0 or not self.times
+
+    @property
     def text(self) -> str:
         """Return the text of the first completion so far."""
         return "".join(self.pieces[0])

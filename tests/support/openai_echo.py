@@ -21,7 +21,7 @@ class OpenAIEcho:
 
     Args:
         delay: seconds to wait before the answer to a request, by its number.
-        counts: whether it counts tokens.
+        counts: whether it counts the tokens of an answer, by the number of its request.
         key: it wants this as `authorization`.
         port: the port to listen on; 0 takes a free one.
         tls: for HTTPS.
@@ -34,7 +34,7 @@ class OpenAIEcho:
         self,
         delay: Callable[[int], float] = lambda _: 0.0,
         *,
-        counts: bool = True,
+        counts: Callable[[int], bool] = lambda _: True,
         key: str = "",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
@@ -104,17 +104,17 @@ class OpenAIEcho:
             error = {"message": "told to fail", "type": "BadRequestError", "code": 400}
             return web.json_response({"error": error}, status=400)
         texts = [f" {index}: {prompt}" for index in range(body.get("n", 1))]
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": sum(map(len, texts))}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": sum(map(len, texts))} if self._counts(number) else None
         if body["stream"]:
             return await self._stream(request, texts, usage, chat=chat, fails="fail" in prompt)
         choices = [
             {"index": index, "finish_reason": "stop", **({"message": {"content": text}} if chat else {"text": text})}
             for index, text in enumerate(texts)
         ]
-        return web.json_response({"choices": choices[::-1], **({"usage": usage} if self._counts else {})})
+        return web.json_response({"choices": choices[::-1], **({"usage": usage} if usage else {})})
 
     async def _stream(
-        self, request: web.Request, texts: list[str], usage: dict[str, int], *, chat: bool, fails: bool
+        self, request: web.Request, texts: list[str], usage: dict[str, int] | None, *, chat: bool, fails: bool
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -128,7 +128,7 @@ class OpenAIEcho:
                 chunks.append({"choices": [{"index": index, "finish_reason": reason, **piece}]})
         if fails:
             chunks[1:] = [{"error": {"message": "told to fail", "code": 500}}]
-        if self._counts:
+        if usage:
             chunks.append({"choices": [], "usage": usage})
         events = self._events or [*(json.dumps(chunk, ensure_ascii=False) for chunk in chunks), "[DONE]"]
         lines = [": a comment", *(f"data: {event}" for event in events)]

@@ -297,7 +297,7 @@ def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> Non
 
 def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
     """Nor a verdict about a goal for them."""
-    with OpenAIEcho(counts=False) as server:
+    with OpenAIEcho(counts=lambda _: False) as server:
         flags = ["-s", "--report", "r.json", "--goodput", "tpot:1000"]
         done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -305,6 +305,26 @@ def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: P
     report = json.loads((tmp_path / "r.json").read_text())
     names = ("total_output_tokens", "output_throughput", "median_tpot_ms", "request_goodput")
     assert [report[name] for name in names] == [None] * 4
+
+
+@pytest.mark.parametrize("mode", [[], ["-s"]])
+def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: list[str], prompts: Path, tmp_path: Path) -> None:
+    """They are answers all the same, and the report has their number; they reach no goal for TPOT."""
+    with OpenAIEcho(counts=lambda number: number % 4 != 1) as server:
+        goal = ["--goodput", "tpot:60000"] if mode else []
+        flags = [*mode, *goal, "--iterations", 10, "--report", "r.json", "--results-format", "jsonl"]
+        done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "The server did not count the tokens of 5 answers: left out above" in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "results.txt").read_text().splitlines()]
+    counted = [record["output_tokens"] for record in records if record["output_tokens"] is not None]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (len(counted), report["uncounted"], report["completed"], report["tokens_counted"]) == (15, 5, 20, True)
+    assert report["total_output_tokens"] == sum(counted)
+    assert report["output_throughput"] > 0
+    if mode:
+        assert report["median_tpot_ms"] > 0
+        assert report["request_goodput"] == pytest.approx(15 / report["duration"])
 
 
 def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> None:
