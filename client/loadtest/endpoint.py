@@ -70,6 +70,9 @@ class Backend(Client, Protocol):
             ClientError: there is no such server, no such model, or it cannot take the requests.
         """
 
+    async def connect(self) -> None:
+        """Open the connections for the next requests, if the server has closed idle ones."""
+
     @property
     def model(self) -> str:
         """Return the name of the model that is asked."""

@@ -112,8 +112,16 @@ class OpenAIClient:
                 "write them there, and leave out images"
             )
         await self._ready.wait(self._endpoint.wait_ready)
-        # At the same time, so that each opens a connection of its own.
-        await asyncio.gather(*(self._require_ready() for _ in range(self._endpoint.connections)))
+        await self.connect()
+
+    async def connect(self) -> None:
+        """See ``endpoint.Backend``."""
+        # At the same time, so that each opens a connection of its own. If the server is gone, the
+        # next requests fail and are counted.
+        questions = (self._require_ready() for _ in range(self._endpoint.connections))
+        for problem in await asyncio.gather(*questions, return_exceptions=True):
+            if problem and not isinstance(problem, ClientError):
+                raise problem
 
     @property
     def model(self) -> str:

@@ -117,6 +117,9 @@ class TritonClient:
             )
         self._outputs = [InferRequestedOutput(name) for name in _OUTPUTS if name in outputs]
 
+    async def connect(self) -> None:
+        """See ``endpoint.Backend``; gRPC keeps its connection."""
+
     @property
     def model(self) -> str:
         """See ``endpoint.Backend``."""

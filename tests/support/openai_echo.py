@@ -28,6 +28,7 @@ class OpenAIEcho:
         cut: bytes of a stream after which it closes the connection; negative ones end the stream in order.
         pause: seconds from the last line of a stream to its end.
         events: the data of each stream, instead of the echo.
+        idle: seconds after which it closes an idle connection.
     """
 
     def __init__(
@@ -41,12 +42,15 @@ class OpenAIEcho:
         cut: int = 0,
         pause: float = 0.0,
         events: Sequence[str] = (),
+        idle: float = 60.0,
     ) -> None:
         self.url = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         """Path and body of each request so far."""
         self.connections: set[object] = set()
         """Client's addresses so far."""
+        self.connected_for_an_answer = 0
+        """Requests for an answer that came first on their connection."""
         self.gone = threading.Event()
         """Set when a client has closed the connection of a stream."""
         self.models: Any = {"data": [{"id": name} for name in MODELS]}
@@ -58,6 +62,7 @@ class OpenAIEcho:
         self._cut = cut
         self._pause = pause
         self._events = events
+        self._idle = idle
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._runner: Any = None
@@ -78,7 +83,7 @@ class OpenAIEcho:
         application.router.add_get("/v1/models", self._models)
         application.router.add_post("/v1/completions", self._answer)
         application.router.add_post("/v1/chat/completions", self._answer)
-        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=self._idle)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls)
         await site.start()
@@ -93,7 +98,9 @@ class OpenAIEcho:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         assert request.transport
-        self.connections.add(request.transport.get_extra_info("peername"))
+        address = request.transport.get_extra_info("peername")
+        self.connected_for_an_answer += address not in self.connections
+        self.connections.add(address)
         body = await request.json()
         number = len(self.asked)
         self.asked.append((request.path, body))

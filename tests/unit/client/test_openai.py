@@ -341,6 +341,17 @@ def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> 
     assert (report["versus"]["model_id"], report["versus"]["completed"]) == ("echo", 20)
 
 
+def test_blocks_begin_with_open_connections(prompts: Path, tmp_path: Path) -> None:
+    """The server closes idle ones during the other server's block; to connect again is no part of a block's times."""
+    with EchoServer(delay=lambda _: 1.5) as first, OpenAIEcho(idle=0.75) as second:
+        flags = ["--versus", second.url, "--versus-backend", "openai", "-s", "--num-prompts", 4, "--max-concurrency", 1]
+        done = run("-u", first.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(second.asked) == 4
+    assert len(second.connections) >= 3  # the server has closed them
+    assert second.connected_for_an_answer == 0
+
+
 def test_without_aiohttp_its_name_and_the_remedy_are_said(
     prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
