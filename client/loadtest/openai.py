@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from loadtest.endpoint import PREFLIGHT_SECONDS, Readiness
-from loadtest.errors import ClientError, InputError
+from loadtest.errors import ClientError, InputError, NoSuchModelError
 from loadtest.record import Outcome
 
 if TYPE_CHECKING:
@@ -157,11 +157,17 @@ class OpenAIClient:
                 f"the server at {where} does not list its models under /v1/models; "
                 "name vLLM's server"
             ) from error
-        self._model = self._model or next(iter(names), "")
-        if self._model not in names:
+        if not names:
             raise ClientError(
-                f"the server at {where} has no model {self._model!r}, but "
-                f"{', '.join(names) or 'none at all'}; name one of them with --model"
+                f"the server at {where} lists no model; wait for it to load (--wait-ready 300), "
+                "or see the server's log"
+            )
+        self._model = self._model or names[0]
+        # vLLM's server answers after its model is loaded, so the list is complete.
+        if self._model not in names:
+            raise NoSuchModelError(
+                f"the server at {where} has no model {self._model!r}, but {', '.join(names)}; "
+                "name one of them with --model"
             )
 
     # --- one request ----------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class OpenAIEcho:
         self._delay = delay
         self._counts = counts
         self._key = key
-        self._port = port
+        self.port = port
         self._tls = tls
         self._cut = cut
         self._pause = pause
@@ -85,7 +85,7 @@ class OpenAIEcho:
         application.router.add_post("/v1/chat/completions", self._answer)
         self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=self._idle)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls)
         await site.start()
         self.url = f"127.0.0.1:{self._runner.addresses[0][1]}"
 

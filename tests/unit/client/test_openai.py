@@ -7,6 +7,8 @@ import json
 import ssl
 import subprocess
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 import client as command
 from loadtest.answers import as_json
 from loadtest.endpoint import Endpoint
-from loadtest.errors import ClientError, InputError, ServerGoneError
+from loadtest.errors import ClientError, InputError, NoSuchModelError, ServerGoneError
 from loadtest.loops import closed_loop
 from loadtest.measures import Measures
 from loadtest.openai import OpenAIClient
@@ -22,7 +24,8 @@ from loadtest.record import Outcome, Record, Request
 from support.client_run import CLIENT, PROMPTS, run
 from support.grpc_echo import EchoServer
 from support.openai_echo import OpenAIEcho
-from support.patience import LIMIT, wait_for
+from support.patience import LIMIT, pause, wait_for
+from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,7 +184,7 @@ def test_connections_are_open_before_the_first_request() -> None:
     ("models", "values", "reason"),
     [
         (None, {"model": "other"}, r"has no model 'other', but echo, adapter; name one of them with --model"),
-        ({"data": []}, {}, r"has no model '', but none at all"),
+        ({"data": []}, {}, r"lists no model; wait for it to load \(--wait-ready 300\)"),
         ([1], {}, r"does not list its models under /v1/models; name vLLM's server"),
         (None, {"key": "secret"}, r"answers /v1/models with status 401: Unauthorized; .*--header"),
     ],
@@ -227,6 +230,39 @@ def test_a_key_that_no_header_can_have_is_refused(key: str, monkeypatch: pytest.
     with OpenAIEcho() as server, pytest.raises(InputError, match="OPENAI_API_KEY has a character") as caught:
         ask(server, [request(0, "x")])
     assert key not in str(caught.value)
+
+
+def test_a_model_that_the_server_does_not_list_is_not_waited_for() -> None:
+    """The others are named."""
+    began = time.monotonic()
+    with OpenAIEcho() as server, pytest.raises(NoSuchModelError, match="has no model 'other', but echo, adapter"):
+        ask(server, [request(0, "x")], model="other", wait_ready=600.0)
+    assert time.monotonic() - began < LIMIT
+
+
+@pytest.mark.parametrize("late", ["server", "model"])
+def test_a_server_that_is_still_loading_is_waited_for(late: str) -> None:
+    """Whether it does not answer yet, or does not list a model yet."""
+    server = OpenAIEcho(port=free_ports().http)
+    models = server.models
+    if late == "model":
+        server.models = {"data": []}
+        server.__enter__()
+
+    def load() -> None:
+        pause(1.0)
+        server.models = models
+        if late == "server":
+            server.__enter__()
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        place = {"url": f"127.0.0.1:{server.port}", "model": "echo"}
+        assert ask(server, [request(0, "x")], wait_ready=60.0, **place)[0].outcome is Outcome.ANSWERED
+    finally:
+        loading.join()
+        server.__exit__()
 
 
 def test_pictures_outside_of_messages_are_refused() -> None:
