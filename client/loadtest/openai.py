@@ -221,26 +221,19 @@ class OpenAIClient:
     async def _read_stream(self, response: aiohttp.ClientResponse, record: Record) -> None:
         stream = _Stream(record)
         rest = b""
-        try:
-            # To the end, also after [DONE]: aiohttp closes the connection of an answer that is not
-            # at its end, and the next request would have to connect again.
-            async for data in response.content.iter_any():
-                # A piece of data may end within a line.
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    stream.add(line)
-                    # The server stops working on an answer whose connection is closed.
-                    if record.outcome is not None:
-                        return
-            # The last line may lack its end. Of any other line, a part may be missing.
-            if rest[5:].strip() == b"[DONE]":
-                stream.add(rest)
-        finally:
-            # The record has the number of pieces. The number of tokens is unknown.
-            if not stream.counted:
-                record.output_tokens = 0
-        if record.outcome is not None:
-            return
+        # To the end, also after [DONE]: aiohttp closes the connection of an answer that is not at
+        # its end, and the next request would have to connect again.
+        async for data in response.content.iter_any():
+            # A piece of data may end within a line.
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                stream.add(line)
+                # The server stops working on an answer whose connection is closed.
+                if record.outcome is not None:
+                    return
+        # The last line may lack its end. Of any other line, a part may be missing.
+        if rest[5:].strip() == b"[DONE]":
+            stream.add(rest)
         if not stream.done:
             reason = "the stream ended without [DONE]; see the server's log"
             record.fail("no complete answer", reason)
@@ -256,8 +249,7 @@ class OpenAIClient:
             record.fail("no response", _EMPTY)
             return
         # An answer without text is one piece, too.
-        record.add([_text(choice) for choice in choices], 1)
-        record.output_tokens = 0
+        record.add_piece([_text(choice) for choice in choices])
         record.finish_reasons = tuple(choice.get("finish_reason") or "" for choice in choices)
         counted = _count(answer.get("usage"), record)
         self._counted = self._counted or counted
@@ -319,7 +311,8 @@ def _add_piece(choice: Mapping[str, Any], record: Record, reasons: dict[int, str
         reasons[index] = reason
     text = _text(choice)
     is_role = not text and not reason and "role" in choice.get("delta", ())
-    record.add([*[""] * index, text], 0 if is_role else 1)
+    if not is_role:
+        record.add_piece([*[""] * index, text])
 
 
 def _text(choice: Mapping[str, Any]) -> str:
