@@ -138,8 +138,6 @@ class JsonLines:
 def as_json(record: Record, started: float) -> dict[str, Any]:
     """Return a record as the line of JSON has it; times are in seconds from ``started``."""
     request = record.request
-    # Pieces without a count: the server counts no tokens, or the request ended before it did.
-    counted = record.output_tokens or not record.times
     return {
         "index": request.index,
         "prompt": json.loads(request.prompt) if request.is_chat else request.prompt,
@@ -147,7 +145,7 @@ def as_json(record: Record, started: float) -> dict[str, Any]:
         "completions": record.completions,
         "finish_reasons": list(record.finish_reasons),
         "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens if counted else None,
+        "output_tokens": record.output_tokens if record.is_counted else None,
         "due": record.due - started,
         "sent": record.sent - started,
         "times": [time - started for time in record.times],

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loadtest.errors import ClientError, ServerGoneError
+from loadtest.errors import ClientError, NoSuchModelError, ServerGoneError
 from loadtest.loops import Client
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class Backend(Client, Protocol):
             ClientError: there is no such server, no such model, or it cannot take the requests.
         """
 
+    async def connect(self) -> None:
+        """Open the connections for the next requests, if the server has closed idle ones."""
+
     @property
     def model(self) -> str:
         """Return the name of the model that is asked."""
@@ -103,12 +106,15 @@ class Readiness:
         """Wait until the model is ready.
 
         Raises:
+            NoSuchModelError: the server is ready, and has no such model.
             ClientError: it is not ready after ``seconds``.
         """
         until = time.monotonic() + seconds
         while True:
             try:
                 await self._require()
+            except NoSuchModelError:
+                raise
             except ClientError:
                 if time.monotonic() >= until:
                     raise

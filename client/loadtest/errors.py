@@ -11,6 +11,10 @@ class ServerGoneError(ClientError):
     """The server has not come back. What happened until then is reported."""
 
 
+class NoSuchModelError(ClientError):
+    """The server is ready, and does not list the model: to wait for it does not help."""
+
+
 class InputError(ClientError):
     """The contents of an input file are wrong, or what a flag needs is missing.
 

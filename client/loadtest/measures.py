@@ -57,6 +57,8 @@ class Measures:
         failures: failed requests by the kind of failure.
         input_tokens: tokens of the answered requests' prompts.
         output_tokens: tokens of the complete answers.
+        uncounted: complete answers whose tokens the server has not counted. They are in no figure
+            in tokens, and they do not reach a goal for TPOT.
         pieces: pieces of the complete answers.
         ttft: from the send, and likewise ``tpot``, ``itl`` and ``e2el``.
         planned_ttft: from the time at which the request was due, and likewise ``planned_e2el``.
@@ -72,6 +74,7 @@ class Measures:
     failures: Counter[str] = field(default_factory=Counter)
     input_tokens: int = 0
     output_tokens: int = 0
+    uncounted: int = 0
     pieces: int = 0
     ttft: Samples = field(default_factory=Samples)
     tpot: Samples = field(default_factory=Samples)
@@ -103,6 +106,7 @@ class Measures:
     def _add_answer(self, record: Record) -> None:
         self.input_tokens += record.input_tokens or 0
         self.output_tokens += record.output_tokens
+        self.uncounted += not record.is_counted
         self.pieces += len(record.times)
         self.last_piece = max(self.last_piece, record.times[-1])
         first = ttft(record, record.sent)
@@ -116,7 +120,8 @@ class Measures:
         if each is not None:
             self.tpot.extend([each])
         # `vllm bench serve` counts an answer of one token as one without waiting.
-        reached = {"ttft": first, "tpot": each or 0.0, "e2el": whole}
+        waiting = each or (0.0 if record.is_counted else float("inf"))
+        reached = {"ttft": first, "tpot": waiting, "e2el": whole}
         if all(reached[name] * 1e3 <= limit for name, limit in self.goals.items()):
             self._good += 1
         begin = int(record.sent - self.start)
@@ -138,8 +143,9 @@ class Measures:
         """Return the figures under the names of ``vllm bench serve``.
 
         Times in its names are in milliseconds. What it does not have is under names of its own:
-        ``cancelled``, ``failures``, ``from_planned_time``, ``with_failures``. A percentile in
-        ``with_failures`` counts a failed request as infinite, and is None if that makes it so.
+        ``cancelled``, ``failures``, ``uncounted``, ``from_planned_time``, ``with_failures``. A
+        percentile in ``with_failures`` counts a failed request as infinite, and is None if that
+        makes it so.
 
         Args:
             duration: seconds from the start of the sending to the end of the last request.
@@ -158,6 +164,7 @@ class Measures:
             "failed": self.failed,
             "cancelled": self.outcomes[Outcome.CANCELLED],
             "failures": dict(self.failures),
+            "uncounted": self.uncounted,
             "total_input_tokens": self.input_tokens,
             "total_output_tokens": self.output_tokens,
             "request_throughput": self.answered * rate,

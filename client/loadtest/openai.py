@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from loadtest.endpoint import PREFLIGHT_SECONDS, Readiness
-from loadtest.errors import ClientError, InputError
+from loadtest.errors import ClientError, InputError, NoSuchModelError
 from loadtest.record import Outcome
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # vLLM's server closes a connection that was idle for 5 s. A request that is sent at this moment
 # would be lost.
 _KEEP_ALIVE_SECONDS = 4.0
+# The name that OpenAI's own client and `vllm bench serve` read, too.
+_KEY_VARIABLE = "OPENAI_API_KEY"
 # Bytes of an error page in a message.
 _MOST_BYTES = 500
 _EMPTY = "the answer has no completion; see the server's log"
@@ -39,7 +42,8 @@ class OpenAIClient:
         self._session: Any = None
         self._ready = Readiness(self._require_ready, endpoint.reconnect)
         self._model = endpoint.model
-        self._counted = True
+        # Whether the server has counted the tokens of any answer; None before the first answer.
+        self._counted: bool | None = None
 
     async def __aenter__(self) -> OpenAIClient:  # noqa: PYI034 - Self is not in Python 3.10
         """Open the session. It connects with the first request."""
@@ -49,7 +53,7 @@ class OpenAIClient:
                 limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS, ssl=self._tls()
             ),
             timeout=aiohttp.ClientTimeout(total=self._endpoint.stream_timeout),
-            headers={"Content-Type": "application/json", **self._endpoint.headers},
+            headers=self._headers(),
         )
         return self
 
@@ -60,6 +64,19 @@ class OpenAIClient:
     def stop(self) -> None:
         """See ``endpoint.Backend``."""
         self._ready.stopping = True
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        if key := os.environ.get(_KEY_VARIABLE, "").strip():
+            # The message must not show the key.
+            if not (key.isascii() and key.isprintable()):
+                raise InputError(
+                    f"{_KEY_VARIABLE} has a character that no HTTP header can have; "
+                    "set it to the server's key, or unset it"
+                )
+            headers["authorization"] = f"Bearer {key}"
+        # Those of --header replace the key.
+        return headers | dict(self._endpoint.headers)
 
     def _tls(self) -> ssl.SSLContext | bool:
         files = self._endpoint.tls
@@ -95,8 +112,16 @@ class OpenAIClient:
                 "write them there, and leave out images"
             )
         await self._ready.wait(self._endpoint.wait_ready)
-        # At the same time, so that each opens a connection of its own.
-        await asyncio.gather(*(self._require_ready() for _ in range(self._endpoint.connections)))
+        await self.connect()
+
+    async def connect(self) -> None:
+        """See ``endpoint.Backend``."""
+        # At the same time, so that each opens a connection of its own. If the server is gone, the
+        # next requests fail and are counted.
+        questions = (self._require_ready() for _ in range(self._endpoint.connections))
+        for problem in await asyncio.gather(*questions, return_exceptions=True):
+            if problem and not isinstance(problem, ClientError):
+                raise problem
 
     @property
     def model(self) -> str:
@@ -106,7 +131,7 @@ class OpenAIClient:
     @property
     def counts_tokens(self) -> bool:
         """See ``endpoint.Backend``; vLLM's server does, and others are known after an answer."""
-        return self._counted
+        return self._counted is not False
 
     async def _require_ready(self) -> None:
         where = f"{self._endpoint.url} (--url)"
@@ -122,7 +147,8 @@ class OpenAIClient:
         if response.status != 200:
             raise ClientError(
                 f"the server at {where} answers /v1/models with status {response.status}: "
-                f"{_reason(body)}; name vLLM's server, or give what it asks for with --header"
+                f"{_reason(body)}; name vLLM's server, or give its key in {_KEY_VARIABLE}, "
+                "and what else it asks for with --header"
             )
         try:
             names = [model["id"] for model in json.loads(body)["data"]]
@@ -131,11 +157,17 @@ class OpenAIClient:
                 f"the server at {where} does not list its models under /v1/models; "
                 "name vLLM's server"
             ) from error
-        self._model = self._model or next(iter(names), "")
-        if self._model not in names:
+        if not names:
             raise ClientError(
-                f"the server at {where} has no model {self._model!r}, but "
-                f"{', '.join(names) or 'none at all'}; name one of them with --model"
+                f"the server at {where} lists no model; wait for it to load (--wait-ready 300), "
+                "or see the server's log"
+            )
+        self._model = self._model or names[0]
+        # vLLM's server answers after its model is loaded, so the list is complete.
+        if self._model not in names:
+            raise NoSuchModelError(
+                f"the server at {where} has no model {self._model!r}, but {', '.join(names)}; "
+                "name one of them with --model"
             )
 
     # --- one request ----------------------------------------------------------------------------
@@ -189,33 +221,26 @@ class OpenAIClient:
     async def _read_stream(self, response: aiohttp.ClientResponse, record: Record) -> None:
         stream = _Stream(record)
         rest = b""
-        try:
-            # To the end, also after [DONE]: aiohttp closes the connection of an answer that is not
-            # at its end, and the next request would have to connect again.
-            async for data in response.content.iter_any():
-                # A piece of data may end within a line.
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    stream.add(line)
-                    # The server stops working on an answer whose connection is closed.
-                    if record.outcome is not None:
-                        return
-            # The last line may lack its end. Of any other line, a part may be missing.
-            if rest[5:].strip() == b"[DONE]":
-                stream.add(rest)
-        finally:
-            # The record has the number of pieces. The number of tokens is unknown.
-            if not stream.counted:
-                record.output_tokens = 0
-        if record.outcome is not None:
-            return
+        # To the end, also after [DONE]: aiohttp closes the connection of an answer that is not at
+        # its end, and the next request would have to connect again.
+        async for data in response.content.iter_any():
+            # A piece of data may end within a line.
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                stream.add(line)
+                # The server stops working on an answer whose connection is closed.
+                if record.outcome is not None:
+                    return
+        # The last line may lack its end. Of any other line, a part may be missing.
+        if rest[5:].strip() == b"[DONE]":
+            stream.add(rest)
         if not stream.done:
             reason = "the stream ended without [DONE]; see the server's log"
             record.fail("no complete answer", reason)
         elif not record.times:
             record.fail("no response", _EMPTY)
         else:
-            self._counted = self._counted and stream.counted
+            self._counted = self._counted or stream.counted
             record.finish_reasons = stream.finish_reasons
 
     def _add_answer(self, answer: Mapping[str, Any], record: Record) -> None:
@@ -224,11 +249,10 @@ class OpenAIClient:
             record.fail("no response", _EMPTY)
             return
         # An answer without text is one piece, too.
-        record.add([_text(choice) for choice in choices], 1)
-        record.output_tokens = 0
+        record.add_piece([_text(choice) for choice in choices])
         record.finish_reasons = tuple(choice.get("finish_reason") or "" for choice in choices)
         counted = _count(answer.get("usage"), record)
-        self._counted = self._counted and counted
+        self._counted = self._counted or counted
 
 
 class _Stream:
@@ -287,7 +311,8 @@ def _add_piece(choice: Mapping[str, Any], record: Record, reasons: dict[int, str
         reasons[index] = reason
     text = _text(choice)
     is_role = not text and not reason and "role" in choice.get("delta", ())
-    record.add([*[""] * index, text], 0 if is_role else 1)
+    if not is_role:
+        record.add_piece([*[""] * index, text])
 
 
 def _text(choice: Mapping[str, Any]) -> str:

@@ -84,8 +84,15 @@ class Record:
         """
         self.output_tokens += tokens
         # Some servers send an empty response last. `vllm bench serve` counts it, and we do not.
-        if not tokens and not any(texts):
-            return
+        if tokens or any(texts):
+            self.add_piece(texts)
+
+    def add_piece(self, texts: Sequence[str]) -> None:
+        """Note that a piece of the answer has arrived now, which may have no text.
+
+        Args:
+            texts: the text for each completion.
+        """
         self.times.append(time.perf_counter())
         while len(self.pieces) < len(texts):
             self.pieces.append([])
@@ -97,6 +104,11 @@ class Record:
         self.outcome = Outcome.FAILED
         self.failure = kind
         self.reason = reason
+
+    @property
+    def is_counted(self) -> bool:
+        """Return whether the server has counted the tokens of the answer so far."""
+        return self.output_tokens > 0 or not self.times
 
     @property
     def text(self) -> str:

@@ -192,6 +192,9 @@ def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[st
 
 def _cautions(figures: Mapping[str, Any]) -> list[str]:
     lines = []
+    if figures["tokens_counted"] and figures["uncounted"]:
+        without = figures["uncounted"]
+        lines.append(f"The server did not count the tokens of {without} answers: left out above")
     if figures["histogram"]:
         rounded = ", ".join(name.upper() for name in figures["histogram"])
         lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")

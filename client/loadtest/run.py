@@ -49,9 +49,9 @@ class Result:
     Attributes:
         planned: number of requests; None if only the time limited it.
         model: name of the model that was asked.
-        tokens_counted: whether the server counts tokens.
         measures: the figures.
         overhead: the client's own part.
+        tokens_counted: whether the server counts tokens. It is known after the last request.
         duration: seconds from the start of the sending to the end of the last request.
         interrupted: whether Ctrl-C ended the run.
         gone: why the run ended early, if the server did not come back.
@@ -64,9 +64,9 @@ class Result:
 
     planned: int | None
     model: str
-    tokens_counted: bool
     measures: Measures
     overhead: Overhead
+    tokens_counted: bool = True
     duration: float = 0.0
     interrupted: bool = False
     gone: str = ""
@@ -221,7 +221,6 @@ async def _measure(
         result = Result(
             planned=count,
             model=clients[0].model,
-            tokens_counted=clients[0].counts_tokens,
             measures=Measures(options.goodput, started),
             overhead=watched,
         )
@@ -266,7 +265,6 @@ async def _measure(
         result.duration = time.perf_counter() - started
         if result.comparison:
             result.duration = result.comparison.first_seconds
-    # Some servers are known to count tokens, or not to, after their first answer only.
     result.tokens_counted = clients[0].counts_tokens
     return result
 

@@ -19,7 +19,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from loadtest.endpoint import PREFLIGHT_SECONDS, Readiness
-from loadtest.errors import ClientError
+from loadtest.errors import ClientError, NoSuchModelError
 from loadtest.record import Outcome
 
 if TYPE_CHECKING:
@@ -117,6 +117,9 @@ class TritonClient:
             )
         self._outputs = [InferRequestedOutput(name) for name in _OUTPUTS if name in outputs]
 
+    async def connect(self) -> None:
+        """See ``endpoint.Backend``; gRPC keeps its connection."""
+
     @property
     def model(self) -> str:
         """See ``endpoint.Backend``."""
@@ -146,9 +149,29 @@ class TritonClient:
                 f"{_message(error)}; see the server's log"
             ) from error
         if not ready:
+            await self._require_listed()
             raise ClientError(
                 f"the server at {where} has no model {model!r} ready; wait for it to load "
                 "(--wait-ready 300), see the server's log, or name another with --model"
+            )
+
+    async def _require_listed(self) -> None:
+        """Check that the model is in the server's repository. The list also has those that load.
+
+        Raises:
+            NoSuchModelError: it is not, and the server lists others.
+        """
+        limits = {"headers": self._headers, "client_timeout": PREFLIGHT_SECONDS}
+        try:
+            index = await self._client.get_model_repository_index(**limits)
+        # A server may refuse this (--grpc-restricted-protocol).
+        except InferenceServerException:
+            return
+        names = sorted({model.name for model in index.models})
+        if names and self._endpoint.model not in names:
+            raise NoSuchModelError(
+                f"the server at {self._endpoint.url} (--url) has no model "
+                f"{self._endpoint.model!r}, but {', '.join(names)}; name one of them with --model"
             )
 
     # --- one request ----------------------------------------------------------------------------

@@ -121,6 +121,8 @@ async def send_in_turns(
                 measures.add(record)
                 total(record)
 
+            # Not timed: vLLM's server closes connections that were idle during the other's block.
+            await clients[which].connect()
             began = time.perf_counter()
             try:
                 took = await send_load(

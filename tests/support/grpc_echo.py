@@ -30,6 +30,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         port: the port to listen on; 0 takes a free one.
         credentials: for TLS.
         unready: so many times the model says that it is not ready.
+        models: names in its repository; None refuses to list them.
 
     A piece is a token, and a whole answer has as many tokens as it would have pieces.
     """
@@ -41,6 +42,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         port: int = 0,
         credentials: grpc.ServerCredentials | None = None,
         unready: int = 0,
+        models: Collection[str] | None = ("vllm",),
     ) -> None:
         self.url = ""
         self.requests: list[dict[str, bytes]] = []
@@ -51,6 +53,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._port = port
         self._credentials = credentials
         self.unready = unready
+        self._models = models
         self.streamed: list[bool] = []
         """The value of `stream` in each request so far."""
         self._delay = delay
@@ -78,6 +81,14 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol names it
         self.unready -= 1
         return service_pb2.ModelReadyResponse(ready=request.name == "vllm" and self.unready < 0)
+
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol names it
+        if self._models is None:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "this protocol is restricted")
+        response = service_pb2.RepositoryIndexResponse()
+        for name in self._models or ():
+            response.models.add(name=name)
+        return response
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol names it
         response = service_pb2.ModelMetadataResponse(name=request.name)

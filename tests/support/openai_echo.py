@@ -21,43 +21,48 @@ class OpenAIEcho:
 
     Args:
         delay: seconds to wait before the answer to a request, by its number.
-        counts: whether it counts tokens.
+        counts: whether it counts the tokens of an answer, by the number of its request.
         key: it wants this as `authorization`.
         port: the port to listen on; 0 takes a free one.
         tls: for HTTPS.
         cut: bytes of a stream after which it closes the connection; negative ones end the stream in order.
         pause: seconds from the last line of a stream to its end.
         events: the data of each stream, instead of the echo.
+        idle: seconds after which it closes an idle connection.
     """
 
     def __init__(
         self,
         delay: Callable[[int], float] = lambda _: 0.0,
         *,
-        counts: bool = True,
+        counts: Callable[[int], bool] = lambda _: True,
         key: str = "",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
         cut: int = 0,
         pause: float = 0.0,
         events: Sequence[str] = (),
+        idle: float = 60.0,
     ) -> None:
         self.url = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         """Path and body of each request so far."""
         self.connections: set[object] = set()
         """Client's addresses so far."""
+        self.connected_for_an_answer = 0
+        """Requests for an answer that came first on their connection."""
         self.gone = threading.Event()
         """Set when a client has closed the connection of a stream."""
         self.models: Any = {"data": [{"id": name} for name in MODELS]}
         self._delay = delay
         self._counts = counts
         self._key = key
-        self._port = port
+        self.port = port
         self._tls = tls
         self._cut = cut
         self._pause = pause
         self._events = events
+        self._idle = idle
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._runner: Any = None
@@ -78,9 +83,9 @@ class OpenAIEcho:
         application.router.add_get("/v1/models", self._models)
         application.router.add_post("/v1/completions", self._answer)
         application.router.add_post("/v1/chat/completions", self._answer)
-        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=self._idle)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls)
         await site.start()
         self.url = f"127.0.0.1:{self._runner.addresses[0][1]}"
 
@@ -93,7 +98,9 @@ class OpenAIEcho:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         assert request.transport
-        self.connections.add(request.transport.get_extra_info("peername"))
+        address = request.transport.get_extra_info("peername")
+        self.connected_for_an_answer += address not in self.connections
+        self.connections.add(address)
         body = await request.json()
         number = len(self.asked)
         self.asked.append((request.path, body))
@@ -104,17 +111,17 @@ class OpenAIEcho:
             error = {"message": "told to fail", "type": "BadRequestError", "code": 400}
             return web.json_response({"error": error}, status=400)
         texts = [f" {index}: {prompt}" for index in range(body.get("n", 1))]
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": sum(map(len, texts))}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": sum(map(len, texts))} if self._counts(number) else None
         if body["stream"]:
             return await self._stream(request, texts, usage, chat=chat, fails="fail" in prompt)
         choices = [
             {"index": index, "finish_reason": "stop", **({"message": {"content": text}} if chat else {"text": text})}
             for index, text in enumerate(texts)
         ]
-        return web.json_response({"choices": choices[::-1], **({"usage": usage} if self._counts else {})})
+        return web.json_response({"choices": choices[::-1], **({"usage": usage} if usage else {})})
 
     async def _stream(
-        self, request: web.Request, texts: list[str], usage: dict[str, int], *, chat: bool, fails: bool
+        self, request: web.Request, texts: list[str], usage: dict[str, int] | None, *, chat: bool, fails: bool
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -128,7 +135,7 @@ class OpenAIEcho:
                 chunks.append({"choices": [{"index": index, "finish_reason": reason, **piece}]})
         if fails:
             chunks[1:] = [{"error": {"message": "told to fail", "code": 500}}]
-        if self._counts:
+        if usage:
             chunks.append({"choices": [], "usage": usage})
         events = self._events or [*(json.dumps(chunk, ensure_ascii=False) for chunk in chunks), "[DONE]"]
         lines = [": a comment", *(f"data: {event}" for event in events)]

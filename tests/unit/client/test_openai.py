@@ -7,6 +7,8 @@ import json
 import ssl
 import subprocess
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 import client as command
 from loadtest.answers import as_json
 from loadtest.endpoint import Endpoint
-from loadtest.errors import ClientError, InputError, ServerGoneError
+from loadtest.errors import ClientError, InputError, NoSuchModelError, ServerGoneError
 from loadtest.loops import closed_loop
 from loadtest.measures import Measures
 from loadtest.openai import OpenAIClient
@@ -22,7 +24,8 @@ from loadtest.record import Outcome, Record, Request
 from support.client_run import CLIENT, PROMPTS, run
 from support.grpc_echo import EchoServer
 from support.openai_echo import OpenAIEcho
-from support.patience import LIMIT, wait_for
+from support.patience import LIMIT, pause, wait_for
+from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,7 +184,7 @@ def test_connections_are_open_before_the_first_request() -> None:
     ("models", "values", "reason"),
     [
         (None, {"model": "other"}, r"has no model 'other', but echo, adapter; name one of them with --model"),
-        ({"data": []}, {}, r"has no model '', but none at all"),
+        ({"data": []}, {}, r"lists no model; wait for it to load \(--wait-ready 300\)"),
         ([1], {}, r"does not list its models under /v1/models; name vLLM's server"),
         (None, {"key": "secret"}, r"answers /v1/models with status 401: Unauthorized; .*--header"),
     ],
@@ -199,6 +202,67 @@ def test_headers_are_sent() -> None:
     """As a server with --api-key needs them."""
     with OpenAIEcho(key="Bearer me") as server:
         assert ask(server, [request(0, "x")], headers={"authorization": "Bearer me"})[0].outcome is Outcome.ANSWERED
+
+
+KEY = "very-secret"
+
+
+@pytest.mark.parametrize(
+    ("key", "flags", "status"), [(KEY, [], 0), ("wrong", [], 1), ("wrong", ["--header", f"authorization=Bearer {KEY}"], 0)]
+)
+def test_the_key_may_be_in_the_environment(
+    key: str, flags: list[str], status: int, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under its usual name; a header on the command line replaces it. It is in nothing that the client prints or writes."""
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with OpenAIEcho(key=f"Bearer {KEY}") as server:
+        done = run("--backend", "openai", "-u", server.url, *flags, "--report", "r.json", cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert key not in done.stdout + done.stderr + written
+    assert ("give its key in OPENAI_API_KEY" in done.stderr) == bool(status)
+
+
+@pytest.mark.parametrize("key", ["sécret", "sec\nret"])
+def test_a_key_that_no_header_can_have_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without showing it."""
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with OpenAIEcho() as server, pytest.raises(InputError, match="OPENAI_API_KEY has a character") as caught:
+        ask(server, [request(0, "x")])
+    assert key not in str(caught.value)
+
+
+def test_a_model_that_the_server_does_not_list_is_not_waited_for() -> None:
+    """The others are named."""
+    began = time.monotonic()
+    with OpenAIEcho() as server, pytest.raises(NoSuchModelError, match="has no model 'other', but echo, adapter"):
+        ask(server, [request(0, "x")], model="other", wait_ready=600.0)
+    assert time.monotonic() - began < LIMIT
+
+
+@pytest.mark.parametrize("late", ["server", "model"])
+def test_a_server_that_is_still_loading_is_waited_for(late: str) -> None:
+    """Whether it does not answer yet, or does not list a model yet."""
+    server = OpenAIEcho(port=free_ports().http)
+    models = server.models
+    if late == "model":
+        server.models = {"data": []}
+        server.__enter__()
+
+    def load() -> None:
+        pause(1.0)
+        server.models = models
+        if late == "server":
+            server.__enter__()
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        place = {"url": f"127.0.0.1:{server.port}", "model": "echo"}
+        assert ask(server, [request(0, "x")], wait_ready=60.0, **place)[0].outcome is Outcome.ANSWERED
+    finally:
+        loading.join()
+        server.__exit__()
 
 
 def test_pictures_outside_of_messages_are_refused() -> None:
@@ -269,7 +333,7 @@ def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> Non
 
 def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
     """Nor a verdict about a goal for them."""
-    with OpenAIEcho(counts=False) as server:
+    with OpenAIEcho(counts=lambda _: False) as server:
         flags = ["-s", "--report", "r.json", "--goodput", "tpot:1000"]
         done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -277,6 +341,26 @@ def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: P
     report = json.loads((tmp_path / "r.json").read_text())
     names = ("total_output_tokens", "output_throughput", "median_tpot_ms", "request_goodput")
     assert [report[name] for name in names] == [None] * 4
+
+
+@pytest.mark.parametrize("mode", [[], ["-s"]])
+def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: list[str], prompts: Path, tmp_path: Path) -> None:
+    """They are answers all the same, and the report has their number; they reach no goal for TPOT."""
+    with OpenAIEcho(counts=lambda number: number % 4 != 1) as server:
+        goal = ["--goodput", "tpot:60000"] if mode else []
+        flags = [*mode, *goal, "--iterations", 10, "--report", "r.json", "--results-format", "jsonl"]
+        done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "The server did not count the tokens of 5 answers: left out above" in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "results.txt").read_text().splitlines()]
+    counted = [record["output_tokens"] for record in records if record["output_tokens"] is not None]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (len(counted), report["uncounted"], report["completed"], report["tokens_counted"]) == (15, 5, 20, True)
+    assert report["total_output_tokens"] == sum(counted)
+    assert report["output_throughput"] > 0
+    if mode:
+        assert report["median_tpot_ms"] > 0
+        assert report["request_goodput"] == pytest.approx(15 / report["duration"])
 
 
 def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> None:
@@ -291,6 +375,17 @@ def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> 
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["backend"], report["model_id"]) == ("triton", "vllm")
     assert (report["versus"]["model_id"], report["versus"]["completed"]) == ("echo", 20)
+
+
+def test_blocks_begin_with_open_connections(prompts: Path, tmp_path: Path) -> None:
+    """The server closes idle ones during the other server's block; to connect again is no part of a block's times."""
+    with EchoServer(delay=lambda _: 1.5) as first, OpenAIEcho(idle=0.75) as second:
+        flags = ["--versus", second.url, "--versus-backend", "openai", "-s", "--num-prompts", 4, "--max-concurrency", 1]
+        done = run("-u", first.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(second.asked) == 4
+    assert len(second.connections) >= 3  # the server has closed them
+    assert second.connected_for_an_answer == 0
 
 
 def test_without_aiohttp_its_name_and_the_remedy_are_said(

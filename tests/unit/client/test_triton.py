@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc  # type: ignore[import-untyped]
 import pytest
 
 from loadtest.endpoint import Endpoint, Readiness
-from loadtest.errors import ClientError, ServerGoneError
+from loadtest.errors import ClientError, NoSuchModelError, ServerGoneError
 from loadtest.loops import closed_loop
 from loadtest.record import Outcome, Record, Request
 from loadtest.triton import TritonClient
 from support.grpc_echo import EchoServer
-from support.patience import wait_for
+from support.patience import LIMIT, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +109,7 @@ def test_a_timeout_that_passes_while_the_request_is_sent_is_told_as_any_other(ti
 def test_a_model_that_is_not_ready_is_named_before_anything_is_sent() -> None:
     """With what to do."""
     with EchoServer() as server:
-        with pytest.raises(ClientError, match=r"has no model 'other' ready; .*--model"):
+        with pytest.raises(ClientError, match="has no model 'other', but vllm; name one of them with --model"):
             ask(server, [request(0, "x")], model="other")
         assert server.streamed == []
 
@@ -145,6 +146,26 @@ def test_a_model_may_become_ready_later() -> None:
     with EchoServer(unready=2) as server:
         assert ask(server, [request(0, "x")], wait_ready=60.0)[0].outcome is Outcome.ANSWERED
         assert server.unready < 0
+
+
+def test_a_model_that_the_server_does_not_list_is_not_waited_for() -> None:
+    """The others are named."""
+    began = time.monotonic()
+    with (
+        EchoServer(models=["b", "a"]) as server,
+        pytest.raises(NoSuchModelError, match="has no model 'other', but a, b; name one"),
+    ):
+        ask(server, [request(0, "x")], model="other", wait_ready=600.0)
+    assert time.monotonic() - began < LIMIT
+
+
+@pytest.mark.parametrize("models", [None, []])
+def test_a_server_that_lists_no_models_is_waited_for(models: list[str] | None) -> None:
+    """It may not be allowed to, or have none yet."""
+    with EchoServer(models=models, unready=2) as server:
+        assert ask(server, [request(0, "x")], wait_ready=60.0)[0].outcome is Outcome.ANSWERED
+    with EchoServer(models=models) as server, pytest.raises(ClientError, match="has no model 'other' ready; wait for it to load"):
+        ask(server, [request(0, "x")], model="other", wait_ready=0.5)
 
 
 @pytest.mark.parametrize("places", [1, 8])
