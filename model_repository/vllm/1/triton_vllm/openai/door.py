@@ -12,13 +12,13 @@ from triton_vllm.openai.body import Bodies, Gone, parse, written
 from triton_vllm.openai.contents import check
 from triton_vllm.openai.fields import ROUTES
 from triton_vllm.openai.refusal import HttpRefusalError, body_of, status_of
-from triton_vllm.openai.seam import VISIT
+from triton_vllm.openai.seam import REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
 
     from triton_vllm.base.protocols import EngineClient
-    from triton_vllm.engine.visit import Visit
+    from triton_vllm.engine.openai_requests import OpenAiRequest
     from triton_vllm.openai.fields import Route
     from triton_vllm.openai.seam import Rules
 
@@ -105,14 +105,14 @@ class Door:
         rules.gate.require_alive()
         rules.gate.require_awake()
         rules.gate.require_room()
-        visit = rules.runner.visits.begin()
+        request = rules.runner.openai_requests.begin()
         try:
-            await self._serve(route, scope, receive, send, visit)
+            await self._serve(route, scope, receive, send, request)
         finally:
-            rules.runner.visits.finish(visit)
+            rules.runner.openai_requests.finish(request)
 
     async def _serve(
-        self, route: Route, scope: Message, receive: Receive, send: Send, visit: Visit
+        self, route: Route, scope: Message, receive: Receive, send: Send, request: OpenAiRequest
     ) -> None:
         # 2) Read and check the body.
         rules = self._rules
@@ -130,15 +130,15 @@ class Door:
             await rules.prompter.check_videos(content.messages)
         if content.constraint is not None:
             await rules.prompter.try_constraint(llm, content.constraint)
-        visit.adapter = await rules.adapter(llm, body.get("model"))
-        if visit.adapter is not None:
+        request.adapter = await rules.adapter(llm, body.get("model"))
+        if request.adapter is not None:
             self.know(body["model"])
         checked = written(body)
         del body, content
-        if visit.ended is not None:
-            raise visit.ended
-        # 3) Pass it on. The application's tasks inherit the visit.
-        VISIT.set(visit)
+        if request.ended is not None:
+            raise request.ended
+        # 3) Pass it on. The application's tasks inherit the request.
+        REQUEST.set(request)
         await self._pass_on(scope, checked, receive, send)
 
     def _route(self, scope: Message) -> Route:
