@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
 HEAD_S = 30.0
 """How long a request's head may take to arrive on an open connection, s."""
+# uvicorn answers 503 only after it has read a request's head.
+MOST_REFUSED = 256
+"""Connections above uvicorn's limit that may wait for such an answer."""
 MOST_OVERHEAD = 64 * 1024
 """Bytes of a request that are not its body: line, headers, the lengths of its chunks."""
 MOST_WAITING = 16
@@ -37,7 +40,9 @@ class Bounds:
     head_timer: asyncio.TimerHandle | None = None
     stall_timer: asyncio.TimerHandle | None = None
     # uvicorn's
+    connections: Any
     cycle: Any
+    limit_concurrency: int | None
     loop: Any
     pipeline: Any
     transport: Any
@@ -45,6 +50,10 @@ class Bounds:
     def connection_made(self, transport: Any) -> None:
         """See ``asyncio.Protocol``."""
         super().connection_made(transport)  # type: ignore[misc]
+        most = self.limit_concurrency
+        if most is not None and len(self.connections) > most + MOST_REFUSED:
+            transport.abort()
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
