@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from support.patience import pause
 from triton_vllm.base.errors import AdapterError, UnavailableError
 from triton_vllm.base.limits import USUAL
+from triton_vllm.engine.turns import BUDGET_S
+from triton_vllm.openai import body
 from triton_vllm.openai.body import VALUES, Bodies, Gone, parse, written
 from triton_vllm.openai.refusal import HttpRefusalError
 from triton_vllm.vllm_api import Facts
@@ -76,6 +80,31 @@ async def test_all_bodies_together_are_bounded():
         await bodies.read(messages(b"a" * 60), None)
     more.set()
     assert len(await first) == 60
+
+
+async def test_large_bodies_are_passed_on_one_by_one(monkeypatch):
+    """Other work is done between two of them, and all of them count as held until it is their turn; small ones do not wait."""
+    monkeypatch.setattr(body, "SMALL", 50)
+    bodies = Bodies(SMALL, at_once=200)
+    order: list[Any] = []
+
+    async def take(name, size):
+        await bodies.read(messages(b"a" * size), None)
+        order.append(name)
+        pause(2 * BUDGET_S)
+
+    async def other():
+        while 3 not in order:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(take(1, 60), take(2, 60), take(3, 60), take("small", 10), other())
+    large = [order.index(number) for number in (1, 2, 3)]
+    assert large == sorted(large)
+    assert "other" in order[large[0] : large[1]]
+    assert "other" in order[large[1] : large[2]]
+    assert order.index("small") < large[1]
+    assert await bodies.read(messages(b"a" * 60), None)
 
 
 async def test_a_client_that_goes_is_no_error():

@@ -14,6 +14,7 @@ from triton_vllm.base.errors import UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
+from triton_vllm.openai import door
 from triton_vllm.openai.door import Door
 from triton_vllm.openai.fields import ROUTES
 from triton_vllm.openai.seam import REQUEST
@@ -255,6 +256,29 @@ async def test_a_fault_of_the_application_is_logged_once_and_answered():
     assert b"secret" not in body
     assert [what for what, _ in client.log] == ["vLLM's application failed"]
     assert client.openai_requests.is_empty()
+
+
+async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):
+    """uvicorn would write a traceback for each such request."""
+    client = Client()
+
+    def check(*args):
+        raise KeyError("at /secret/place")
+
+    monkeypatch.setattr(door, "check", check)
+    status, body = await client.ask()
+    assert (status, json.loads(body)["error"]["code"]) == (500, 500)
+    assert b"secret" not in body
+    assert [what for what, _ in client.log] == ["a request to the OpenAI port was not checked"]
+    assert client.openai_requests.is_empty()
+
+
+@pytest.mark.parametrize(("encoding", "expected"), [(b"gzip", 415), (b"br", 415), (b"Identity", 200)])
+async def test_an_encoded_body_is_refused(encoding, expected):
+    """A small one may be a huge one when it is unpacked."""
+    status, body = await Client().ask(headers=[(b"content-encoding", encoding)])
+    assert status == expected
+    assert expected == 200 or "Content-Encoding" in json.loads(body)["error"]["message"]
 
 
 async def test_a_client_that_has_gone_gets_no_answer():

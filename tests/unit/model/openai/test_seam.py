@@ -103,7 +103,13 @@ async def place():
     rules = Rules(VLLM, Gate(runner, 10, None), runner, facts, limits, prompter, Adapters())
     request = runner.openai_requests.begin()
     token = REQUEST.set(request)
-    yield SimpleNamespace(seam=Seam(llm, rules), llm=llm, runner=runner, request=request)
+    place = SimpleNamespace(seam=Seam(llm, rules), llm=llm, runner=runner, request=request)
+
+    def change(**values):
+        place.seam = Seam(llm, replace(rules, limits=replace(limits, **values)))
+
+    place.limits = change
+    yield place
     REQUEST.reset(token)
 
 
@@ -162,6 +168,25 @@ async def test_completions_count(place):
     place.runner.openai_requests.finish(place.request)
     place.seam.generate({}, params(n=3), "four")
     assert place.runner.openai_requests.weight == 3
+
+
+async def test_the_prompts_of_a_request_cost_together(place):
+    """vLLM's application copies the lists for each, and answers all at once."""
+    ids = params(allowed_token_ids=[*range(50)])
+    place.limits(max_token_ids=100)
+    for number in range(2):
+        place.seam.generate({}, ids, str(number))
+    with pytest.raises(ClientError, match="for all prompts, 150 token ids; this model takes at most 100"):
+        place.seam.generate({}, ids, "three")
+
+
+async def test_so_do_their_log_probabilities(place):
+    """Each is small enough."""
+    place.limits(max_logprob_values=100)
+    for number in range(2):
+        place.seam.generate({"prompt_token_ids": [1]}, params(logprobs=10), str(number))
+    with pytest.raises(ClientError, match="for all prompts, for 150 log probabilities"):
+        place.seam.generate({"prompt_token_ids": [1]}, params(logprobs=10), "three")
 
 
 async def test_a_request_that_has_not_come_through_the_door_is_refused(place):

@@ -48,6 +48,8 @@ class OpenAiRequest:
     Attributes:
         weight: how many requests it counts for.
         asked: the completions and inputs that vLLM has been asked for.
+        token_ids: the ids in the lists of ids of all its prompts.
+        logprob_values: the log probabilities of all its prompts and answers.
         parts: vLLM's requests for it.
         ended: why it was ended, if it was.
         waiting_since: when it came, in the event loop's time in seconds. Infinity once vLLM is
@@ -58,6 +60,8 @@ class OpenAiRequest:
 
     weight: int = 1
     asked: int = 0
+    token_ids: int = 0
+    logprob_values: int = 0
     parts: list[Part] = field(default_factory=list)
     ended: AdapterError | None = None
     waiting_since: float = 0.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm.base.document import check_integers, json_object
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import MIB, refuse_above
+from triton_vllm.engine.turns import Turns
 from triton_vllm.openai.refusal import HttpRefusalError
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ ARRIVAL_S = 60.0
 # Many clients could otherwise fill the memory together, each within its own limit.
 AT_ONCE = 256 * MIB
 """The most bytes of bodies that have not been passed on."""
+# Parsing and checking this takes about 5 ms, here and in vLLM's application.
+SMALL = 65_536
+"""Bytes of a body that need not wait for a turn."""
 VALUES = 1 << 18
 """The most values of a body, if the model does not take more tokens: parsing them takes 0.2 s."""
 NAME = "the body"
@@ -53,9 +57,12 @@ class Bodies:
         self._arrival_s = arrival_s
         self._at_once = at_once
         self._held = 0
+        # A body of the largest size takes half a second. Many that arrive together would stop the
+        # event loop, so other work is done between two of them.
+        self._turns = Turns()
 
     async def read(self, receive: Receive, declared: int | None) -> bytes:
-        """Return the body of a request.
+        """Return the body of a request when the caller may parse it.
 
         Args:
             receive: returns the next message of ASGI.
@@ -69,6 +76,8 @@ class Bodies:
         pieces: list[bytes] = []
         try:
             await asyncio.wait_for(self._collect(receive, pieces), self._arrival_s)
+            if sum(map(len, pieces)) > SMALL:
+                await self._turns.take()
         # Python 3.10 has another class than its own TimeoutError.
         except asyncio.TimeoutError:
             raise HttpRefusalError(

@@ -78,7 +78,12 @@ class Door:
             # Nobody reads an answer.
             return
         except AdapterError as error:
-            await _send(send, status_of(error), body_of(error, scope["path"]))
+            await _refuse(send, error, scope["path"])
+        # uvicorn would log each one with its traceback.
+        except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            self._note("a request to the OpenAI port was not checked", error)
+            text = "the request could not be checked; the server's log has the details"
+            await _refuse(send, InternalError(text), scope["path"])
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         route = self._route(scope)
@@ -100,6 +105,7 @@ class Door:
         if method == "GET":
             await self._pass_on(scope, b"", receive, send)
             return
+        _check_encoding(scope)
         # 1) Refuse what no request may do now, before anything is read.
         rules = self._rules
         rules.gate.require_alive()
@@ -195,9 +201,22 @@ class Door:
             ) from None
 
 
+def _check_encoding(scope: Message) -> None:
+    encoding = dict(scope["headers"]).get(b"content-encoding", b"identity")
+    if encoding.lower() != b"identity":
+        raise HttpRefusalError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "bodies with a Content-Encoding are not taken; send the body as it is",
+        )
+
+
 def _declared_length(scope: Message) -> int | None:
     value = dict(scope["headers"]).get(b"content-length", b"")
     return int(value) if value.isdigit() and len(value) < 20 else None
+
+
+async def _refuse(send: Send, error: AdapterError, path: str) -> None:
+    await _send(send, status_of(error), body_of(error, path))
 
 
 async def _send(send: Send, status: int, body: bytes) -> None:

@@ -116,7 +116,15 @@ class Rules:
             self.gate.require_room(asked - request.weight, "completions or inputs")
         # 4) The cost of the whole
         facts = self.facts
-        bound_cost(params, prompt, self.limits, facts.max_tokens, facts.vocabulary)
+        cost = bound_cost(params, prompt, self.limits, facts.max_tokens, facts.vocabulary)
+        # vLLM's application copies the lists for each prompt, and builds one answer for all.
+        request.token_ids += cost.token_ids
+        request.logprob_values += cost.logprob_values
+        most = self.limits.max_token_ids
+        refuse_above(most, request.token_ids, "the parameters have, for all prompts,", "token ids")
+        most = self.limits.max_logprob_values
+        text = "the request asks, for all prompts, for"
+        refuse_above(most, request.logprob_values, text, "log probabilities")
         if getattr(params, "min_tokens", 0):
             bound_minimum(params, prompt, facts.max_tokens)
         self.runner.openai_requests.weigh(request, count)
