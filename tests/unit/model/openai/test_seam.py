@@ -15,6 +15,7 @@ from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.gate import Gate
 from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
+from triton_vllm.engine.turns import Turns
 from triton_vllm.lora.config import Adapters
 from triton_vllm.openai.seam import REQUEST, Rules, Seam
 from triton_vllm.vllm_api import Facts
@@ -76,6 +77,13 @@ class Llm:
 class Prompter:
     """Refuses every constraint."""
 
+    def __init__(self):
+        self.turns = Turns(budget=1, clock=lambda: self.now)
+        self.now = 0
+
+    async def take_turn(self):
+        await self.turns.take()
+
     async def try_constraint(self, llm, constraint):
         raise InvalidRequestError("too dear")
 
@@ -103,7 +111,7 @@ async def place():
     rules = Rules(VLLM, Gate(runner, 10, None), runner, facts, limits, prompter, Adapters())
     request = runner.openai_requests.begin()
     token = REQUEST.set(request)
-    place = SimpleNamespace(seam=Seam(llm, rules), llm=llm, runner=runner, request=request)
+    place = SimpleNamespace(seam=Seam(llm, rules), llm=llm, prompter=prompter, runner=runner, request=request)
 
     def change(**values):
         place.seam = Seam(llm, replace(rules, limits=replace(limits, **values)))
@@ -203,6 +211,26 @@ async def test_a_constraint_that_vllm_made_is_tried(place):
     with pytest.raises(ClientError, match="too dear"):
         await anext(place.seam.generate({}, params(structured_outputs=wanted), "one"))
     assert place.llm.collectors == {}
+
+
+async def test_the_prompts_of_a_request_are_added_by_turns(place):
+    """Triton's requests are added between them, and their outputs are seen to."""
+    added: list[int] = []
+
+    async def slow(request_id, prompt, params, **options):
+        place.prompter.now += 1
+        place.llm.collectors[request_id] = Collector()
+        return place.llm.collectors[request_id]
+
+    place.llm.add_request = slow
+    tasks = [asyncio.ensure_future(anext(place.seam.generate({}, params(), str(number)))) for number in range(5)]
+    for _ in range(30):
+        await asyncio.sleep(0)
+        added.append(len(place.llm.collectors))
+    assert added[-1] == 5
+    assert {1, 2, 3, 4} <= set(added)
+    for task in tasks:
+        task.cancel()
 
 
 async def test_an_adapter_is_the_one_that_the_request_has_found(place):

@@ -104,6 +104,10 @@ class Prompter:
                 )
         return await tokenize(self._vllm, llm, prompt, self._turns)
 
+    async def take_turn(self) -> None:
+        """Wait until the event loop may add a request of another API to vLLM."""
+        await self._turns.take()
+
     async def try_constraint(self, llm: EngineClient, constraint: Constraint) -> None:
         """Return if vLLM may compile a constraint.
 

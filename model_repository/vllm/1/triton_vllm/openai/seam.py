@@ -52,7 +52,7 @@ class Rules:
         runner: counts the requests.
         facts: what the model can do and take.
         limits: the model's limits.
-        prompter: tries constraints.
+        prompter: tries constraints, and shares the event loop.
         adapters: the places of the LoRA adapters.
     """
 
@@ -188,6 +188,8 @@ class Seam:
         request = REQUEST.get()
         try:
             await rules.examine(self._llm, params)
+            # A request may have hundreds of prompts, and vLLM tokenizes `bad_words` for each.
+            await rules.prompter.take_turn()
             if request is None:
                 raise InternalError("the request has not come through the door")
             if request.ended is not None:
