@@ -6,11 +6,13 @@ tests/e2e/test_model_openai.py has uvicorn's own protocol.
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from triton_vllm.base.errors import ConfigError
 from triton_vllm.openai import connection
 from triton_vllm.openai.connection import MOST_OVERHEAD, MOST_REFUSED, MOST_WAITING, Bounds
 
@@ -126,6 +128,13 @@ async def test_a_client_that_reads_nothing_is_left(monkeypatch):
     slow.resume_writing()
     await asyncio.sleep(0.2)
     assert (stalled.transport.aborted, slow.transport.aborted) == (True, False)
+
+
+def test_uvicorn_without_its_fast_protocol_is_refused(monkeypatch):
+    """Its other protocol has none of these limits."""
+    monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
+    with pytest.raises(ConfigError, match="OPENAI_PORT: uvicorn with httptools"):
+        connection.bounded()
 
 
 async def test_connections_above_the_limit_are_closed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from triton_vllm.engine.turns import Turns
 from triton_vllm.openai.refusal import HttpRefusalError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.vllm_api import Facts
@@ -42,7 +43,7 @@ class Gone(Exception):  # noqa: N818 - nobody gets it as an error
 
 
 class Bodies:
-    """Reads bodies, and counts the bytes of all that are being read.
+    """Reads bodies, and counts the bytes of all that are being read and checked.
 
     Args:
         limits: the model's limits.
@@ -61,8 +62,9 @@ class Bodies:
         # event loop, so other work is done between two of them.
         self._turns = Turns()
 
-    async def read(self, receive: Receive, declared: int | None) -> bytes:
-        """Return the body of a request when the caller may parse it.
+    @asynccontextmanager
+    async def read(self, receive: Receive, declared: int | None) -> AsyncIterator[bytes]:
+        """Yield the body of a request when the caller may parse it; it counts until the block ends.
 
         Args:
             receive: returns the next message of ASGI.
@@ -74,19 +76,28 @@ class Bodies:
         """
         self._refuse_above(declared or 0)
         pieces: list[bytes] = []
+        size = 0
+        try:
+            try:
+                await self._arrive(receive, pieces)
+            finally:
+                size = sum(map(len, pieces))
+            if size > SMALL:
+                await self._turns.take()
+            # This frame lives as long as the block, so it keeps no reference to the body.
+            yield _joined(pieces)
+        finally:
+            self._held -= size
+
+    async def _arrive(self, receive: Receive, pieces: list[bytes]) -> None:
         try:
             await asyncio.wait_for(self._collect(receive, pieces), self._arrival_s)
-            if sum(map(len, pieces)) > SMALL:
-                await self._turns.take()
         # Python 3.10 has another class than its own TimeoutError.
         except asyncio.TimeoutError:
             raise HttpRefusalError(
                 HTTPStatus.REQUEST_TIMEOUT,
                 f"{NAME} has not arrived within {self._arrival_s:.0f} s",
             ) from None
-        finally:
-            self._held -= sum(map(len, pieces))
-        return b"".join(pieces)
 
     async def _collect(self, receive: Receive, pieces: list[bytes]) -> None:
         size = 0
@@ -111,6 +122,13 @@ class Bodies:
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"{NAME} has more than {most} bytes, the most that this model takes",
             )
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    """Return the pieces as one, and remove them from the list."""
+    body = b"".join(pieces)
+    pieces.clear()
+    return body
 
 
 def parse(limits: Limits, body: bytes, facts: Facts) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.base.errors import ConfigError
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -21,12 +23,18 @@ STALL_S = 120.0
 
 
 def bounded() -> Any:
-    """Return uvicorn's HTTP protocol with these limits."""
+    """Return uvicorn's HTTP protocol with these limits.
+
+    Raises:
+        ConfigError: there is no such protocol.
+    """
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-    except ImportError:
-        # uvicorn's other protocol has limits of its own, and is slower.
-        return "h11"
+    except ImportError as error:
+        raise ConfigError(
+            f"OPENAI_PORT: uvicorn with httptools, which vLLM requires, is missing: {error}; "
+            "build the environment again"
+        ) from None
     return type("Bounded", (Bounds, HttpToolsProtocol), {})
 
 

@@ -121,11 +121,21 @@ class Door:
         self, route: Route, scope: Message, receive: Receive, send: Send, request: OpenAiRequest
     ) -> None:
         # 2) Read and check the body.
+        async with self._bodies.read(receive, _declared_length(scope)) as read:
+            body = parse(self._rules.limits, read, self._rules.facts)
+            # It may have 64 MB.
+            del read
+            checked = await self._checked(route, body, request)
+            del body
+        if request.ended is not None:
+            raise request.ended
+        # 3) Pass it on. The application's tasks inherit the request.
+        REQUEST.set(request)
+        await self._pass_on(scope, checked, receive, send)
+
+    async def _checked(self, route: Route, body: dict[str, Any], request: OpenAiRequest) -> bytes:
+        """Return a body as vLLM's application gets it."""
         rules = self._rules
-        read = await self._bodies.read(receive, _declared_length(scope))
-        body = parse(rules.limits, read, rules.facts)
-        # It may have 64 MB.
-        del read
         content = check(route, body, rules.limits, rules.facts)
         llm = self.llm
         if llm is None:
@@ -139,13 +149,7 @@ class Door:
         request.adapter = await rules.adapter(llm, body.get("model"))
         if request.adapter is not None:
             self.know(body["model"])
-        checked = written(body)
-        del body, content
-        if request.ended is not None:
-            raise request.ended
-        # 3) Pass it on. The application's tasks inherit the request.
-        REQUEST.set(request)
-        await self._pass_on(scope, checked, receive, send)
+        return written(body)
 
     def _route(self, scope: Message) -> Route:
         path = scope["path"]
