@@ -281,6 +281,35 @@ async def test_an_encoded_body_is_refused(encoding, expected):
     assert expected == 200 or "Content-Encoding" in json.loads(body)["error"]["message"]
 
 
+@pytest.mark.parametrize("change", ["", "room", "unload"])
+async def test_a_request_counts_when_its_body_has_arrived(change):
+    """Clients that send slowly take no places; what has changed meanwhile holds."""
+    client = Client()
+    waiting, arrived = asyncio.Event(), asyncio.Event()
+    got: list[Any] = []
+    weights: list[int] = []
+
+    async def receive():
+        waiting.set()
+        await arrived.wait()
+        return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
+
+    async def send(message):
+        weights.append(client.openai_requests.weight)
+        got.append(message)
+
+    scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
+    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    await waiting.wait()
+    assert client.openai_requests.is_empty()
+    client.gate.refuses = change
+    client.door.closed = change == "unload"
+    arrived.set()
+    await answering
+    assert (got[0]["status"], weights[0]) == ((503, 0) if change else (200, 1))
+    assert client.openai_requests.is_empty()
+
+
 async def test_a_client_that_has_gone_gets_no_answer():
     """Nor does its request reach the application."""
     client = Client()

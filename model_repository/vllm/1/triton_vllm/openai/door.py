@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -107,31 +108,33 @@ class Door:
             return
         _check_encoding(scope)
         # 1) Refuse what no request may do now, before anything is read.
-        rules = self._rules
-        rules.gate.require_alive()
-        rules.gate.require_awake()
-        rules.gate.require_room()
-        request = rules.runner.openai_requests.begin()
-        try:
-            await self._serve(route, scope, receive, send, request)
-        finally:
-            rules.runner.openai_requests.finish(request)
+        self._require_open()
+        with ExitStack() as until_answered:
+            async with self._bodies.read(receive, _declared_length(scope)) as read:
+                # 2) Count the request. Before its body has arrived, it takes no place: clients that
+                # send slowly would otherwise keep others out, also those of Triton.
+                self._require_open()
+                requests = self._rules.runner.openai_requests
+                request = requests.begin()
+                until_answered.callback(requests.finish, request)
+                # 3) Check the body.
+                body = parse(self._rules.limits, read, self._rules.facts)
+                # It may have 64 MB.
+                del read
+                checked = await self._checked(route, body, request)
+                del body
+            if request.ended is not None:
+                raise request.ended
+            # 4) Pass it on. The application's tasks inherit the request.
+            REQUEST.set(request)
+            await self._pass_on(scope, checked, receive, send)
 
-    async def _serve(
-        self, route: Route, scope: Message, receive: Receive, send: Send, request: OpenAiRequest
-    ) -> None:
-        # 2) Read and check the body.
-        async with self._bodies.read(receive, _declared_length(scope)) as read:
-            body = parse(self._rules.limits, read, self._rules.facts)
-            # It may have 64 MB.
-            del read
-            checked = await self._checked(route, body, request)
-            del body
-        if request.ended is not None:
-            raise request.ended
-        # 3) Pass it on. The application's tasks inherit the request.
-        REQUEST.set(request)
-        await self._pass_on(scope, checked, receive, send)
+    def _require_open(self) -> None:
+        if self.closed:
+            raise UnavailableError(UNLOADING)
+        self._rules.gate.require_alive()
+        self._rules.gate.require_awake()
+        self._rules.gate.require_room()
 
     async def _checked(self, route: Route, body: dict[str, Any], request: OpenAiRequest) -> bytes:
         """Return a body as vLLM's application gets it."""
