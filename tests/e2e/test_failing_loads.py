@@ -100,14 +100,14 @@ def test_a_port_that_cannot_be_had_ends_the_load(idle: TritonServer) -> None:
 
 
 def test_a_wrong_argument_of_the_openai_server_ends_the_load(idle: TritonServer) -> None:
-    """Before the engine starts; vLLM's own check says what is wrong with its value."""
+    """Before the engine starts."""
 
     def change(model: Path) -> None:
         with_openai(free_ports().http)(model)
-        (model / "vllm_openai_args.json").write_text('{"chat_template": "no_such_file.jinja"}')
+        (model / "vllm_openai_args.json").write_text('{"chat_template": "template.jinja"}')
 
     start = len(said(idle))
-    assert "no_such_file.jinja" in refused(idle, "wrong_template", change)
+    assert "vllm_openai_args.json: chat_template differs from vllm_engine_args.json" in refused(idle, "two_templates", change)
     assert "starting the engine" not in said(idle)[start:]
 
 

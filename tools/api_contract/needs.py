@@ -160,7 +160,9 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "create_engine_config": _method("usage_context"),
     },
     "vllm.lora.request.LoRARequest": _fields("lora_name", "lora_int_id", "lora_path"),
-    "vllm.renderers.params.ChatParams": _fields("chat_template_kwargs", since="0.20"),
+    "vllm.renderers.params.ChatParams": _fields(
+        "chat_template", "chat_template_kwargs", since="0.20"
+    ),
     "vllm.outputs.RequestOutput": _fields("kv_transfer_params"),
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
@@ -261,7 +263,7 @@ MADE: Mapping[str, tuple[str, ...]] = {
     "vllm.sampling_params.StructuredOutputsParams": (),
     "vllm.engine.arg_utils.AsyncEngineArgs": (),
     "vllm.lora.request.LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
-    "vllm.renderers.params.ChatParams": ("chat_template_kwargs",),
+    "vllm.renderers.params.ChatParams": ("chat_template", "chat_template_kwargs"),
 }
 # The adapter passes the arguments of these classes' constructors by position.
 POSITIONAL = ("vllm.lora.request.LoRARequest",)

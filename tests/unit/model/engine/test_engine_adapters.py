@@ -14,7 +14,7 @@ from support.fake_reply import fake_job
 from support.patience import wait_for
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.engine import runner
-from triton_vllm.engine.visit import LINGER_S
+from triton_vllm.engine.openai_requests import LINGER_S
 from triton_vllm.lora.store import Version
 
 

@@ -123,7 +123,25 @@ def test_a_newer_vllm_renders_a_conversation_itself():
     prompt = made(conversation(), vllm=vllm, llm=SimpleNamespace(renderer=Renderer()))
     (((message,),), params) = prompt
     assert message == {"role": "user", "content": "hi"}
-    assert params == {"chat_template_kwargs": {"add_generation_prompt": True}}
+    assert params == {"chat_template": None, "chat_template_kwargs": {"add_generation_prompt": True}}
+
+
+@pytest.mark.parametrize("renders_itself", [True, False])
+def test_the_operators_template_replaces_the_models(renders_itself):
+    """In a vLLM that renders conversations, and in an older one, whose tokenizer does."""
+
+    class Renderer:
+        async def render_chat_async(self, conversations, params):
+            return None, [params["chat_template"]]
+
+    vllm = SimpleNamespace(**{**vars(OLD), "ChatParams": (lambda **given: given) if renders_itself else None})
+    llm = SimpleNamespace(renderer=Renderer(), get_tokenizer=Tokenizer)
+    prompter = Prompter(vllm, {}, unmeasured, chat_template="{{ mine }}")
+    prompt = asyncio.run(prompter.make(llm, conversation()))
+    if renders_itself:
+        assert prompt == "{{ mine }}"
+    else:
+        assert "'chat_template': '{{ mine }}'" in prompt["prompt_token_ids"][0]
 
 
 def test_a_message_that_is_continued_gets_no_generation_prompt():
@@ -199,7 +217,7 @@ def test_a_template_that_refuses_the_messages_is_the_clients_error():
 def test_an_engine_without_a_renderer_of_pairs_does_not_use_that_of_another(monkeypatch):
     """Its renderer cannot be made; a second attempt must not take the one of the engine before."""
 
-    def renderer(llm):
+    def renderer(llm, template):
         if llm is NEW_ENGINE:
             raise ImportError("no renderer")
         return render

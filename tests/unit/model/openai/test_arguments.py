@@ -8,7 +8,8 @@ import pytest
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.openai import arguments
+from triton_vllm.chat.template import ChatTemplate
+from triton_vllm.openai import arguments, start
 from triton_vllm.vllm_api import ParserNames
 
 DECLARED = {"chat_template": str | None, "enable_log_outputs": bool, "ssl_keyfile": str | None, "host": str | None}
@@ -20,19 +21,19 @@ def read(tmp_path, monkeypatch):
     """Reads a file with this content."""
     monkeypatch.setattr(vllm_api, "server_arg_types", lambda vllm: DECLARED)
 
-    def read(content, parsers=None):
+    def read(content, parsers=None, template=None):
         if content is not None:
             text = content if isinstance(content, str) else json.dumps(content)
             (tmp_path / arguments.FILE_NAME).write_text(text)
-        return arguments.read(tmp_path, None, ENGINE, parsers or ParserNames())
+        return arguments.read(tmp_path, None, start.Shared(ENGINE, parsers or ParserNames(), template or ChatTemplate()).values())
 
     return read
 
 
 def test_arguments_are_converted(read):
     """As engine arguments are; null is vLLM's default, and the log is quiet unless the operator wants it."""
-    given = {"enable_log_outputs": "true", "chat_template": "{{ x }}", "ssl_keyfile": None}
-    assert read(given) == {**arguments.DEFAULTS, "enable_log_outputs": True, "chat_template": "{{ x }}"}
+    given = {"enable_log_outputs": "true", "ssl_keyfile": None}
+    assert read(given) == {**arguments.DEFAULTS, "enable_log_outputs": True}
 
 
 def test_the_file_may_be_missing(read):
@@ -47,8 +48,8 @@ def test_the_file_may_be_missing(read):
         ([1], "must hold a JSON object, not list"),
         ({"enable_log_output": True}, "no argument 'enable_log_output'.*did you mean 'enable_log_outputs'"),
         ({"enable_log_outputs": "maybe"}, "enable_log_outputs must be true or false"),
-        ({"max_model_len": 200}, "max_model_len is another one in vllm_engine_args.json"),
-        ({"tool_call_parser": "hermes"}, "tool_call_parser is another one"),
+        ({"max_model_len": 200}, "max_model_len differs from vllm_engine_args.json"),
+        ({"tool_call_parser": "hermes"}, "tool_call_parser differs from vllm_engine_args.json"),
         *(({name: "x"}, f"{name} cannot be set here: ") for name in arguments.OURS if name != "tool_call_parser"),
     ],
     ids=str,
@@ -61,5 +62,12 @@ def test_other_files_are_refused(read, content, text):
 
 def test_the_same_argument_may_be_in_both_files(read):
     """With the same value."""
-    same = {"max_model_len": 100, "tool_call_parser": "hermes"}
-    assert read(same, ParserNames(tool="hermes")) == arguments.DEFAULTS
+    same = {"max_model_len": 100, "tool_call_parser": "hermes", "chat_template": "a.jinja"}
+    assert read(same, ParserNames(tool="hermes"), ChatTemplate("a.jinja", "{{ x }}")) == arguments.DEFAULTS
+
+
+@pytest.mark.parametrize("chosen", [ChatTemplate(), ChatTemplate("b.jinja", "{{ x }}")])
+def test_another_chat_template_for_this_api_is_refused(read, chosen):
+    """The two APIs would render the same messages in two ways, also if the other one has the model's own template."""
+    with pytest.raises(ConfigError, match=r"chat_template differs from vllm_engine_args\.json.*set it there"):
+        read({"chat_template": "a.jinja"}, template=chosen)

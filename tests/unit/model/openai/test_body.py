@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from support.patience import pause
 from triton_vllm.base.errors import AdapterError, UnavailableError
 from triton_vllm.base.limits import USUAL
+from triton_vllm.engine.turns import BUDGET_S
+from triton_vllm.openai import body
 from triton_vllm.openai.body import VALUES, Bodies, Gone, parse, written
 from triton_vllm.openai.refusal import HttpRefusalError
 from triton_vllm.vllm_api import Facts
 
 SEEING, READING = Facts(max_tokens=100), Facts(max_tokens=100, multimodal=False)
 SMALL = replace(USUAL, max_request_bytes=100, max_text_bytes=20, max_parameter_bytes=10, max_json_depth=4)
+
+
+async def read(bodies, receive, declared=None):
+    """Return a body when its block has ended."""
+    async with bodies.read(receive, declared) as body:
+        return body
 
 
 def messages(*pieces: bytes):
@@ -30,14 +40,14 @@ def messages(*pieces: bytes):
 
 async def test_a_body_in_pieces_is_joined():
     """As a client without a length sends it."""
-    assert await Bodies(SMALL).read(messages(b"a" * 50, b"b" * 50), None) == b"a" * 50 + b"b" * 50
+    assert await read(Bodies(SMALL), messages(b"a" * 50, b"b" * 50), None) == b"a" * 50 + b"b" * 50
 
 
 @pytest.mark.parametrize("declared", [101, None])
 async def test_a_body_that_is_too_large_is_refused(declared):
     """A declared length before anything is read, another one as soon as it is too much."""
     with pytest.raises(HttpRefusalError, match="more than 100 bytes") as raised:
-        await Bodies(SMALL).read(messages(b"a" * 50, b"a" * 51, b"never read"), declared)
+        await read(Bodies(SMALL), messages(b"a" * 50, b"a" * 51, b"never read"), declared)
     assert raised.value.status == 413
 
 
@@ -52,9 +62,9 @@ async def test_a_body_that_does_not_arrive_is_refused():
 
     bodies = Bodies(SMALL, arrival_s=0.01, at_once=100)
     with pytest.raises(HttpRefusalError, match="has not arrived") as raised:
-        await bodies.read(receive, None)
+        await read(bodies, receive, None)
     assert raised.value.status == 408
-    assert await bodies.read(messages(b"a" * 60), None)
+    assert await read(bodies, messages(b"a" * 60), None)
 
 
 async def test_all_bodies_together_are_bounded():
@@ -70,12 +80,50 @@ async def test_all_bodies_together_are_bounded():
         return {"type": "http.request", "body": b"", "more_body": False}
 
     bodies = Bodies(SMALL, at_once=100)
-    first = asyncio.ensure_future(bodies.read(receive, None))
+    first = asyncio.ensure_future(read(bodies, receive, None))
     await begun.wait()
     with pytest.raises(UnavailableError, match="reading too much"):
-        await bodies.read(messages(b"a" * 60), None)
+        await read(bodies, messages(b"a" * 60), None)
     more.set()
     assert len(await first) == 60
+
+
+async def test_large_bodies_are_passed_on_one_by_one(monkeypatch):
+    """Other work is done between two of them, and all of them count as held until it is their turn; small ones do not wait."""
+    monkeypatch.setattr(body, "SMALL", 50)
+    bodies = Bodies(SMALL, at_once=200)
+    order: list[Any] = []
+
+    async def take(name, size):
+        await read(bodies, messages(b"a" * size), None)
+        order.append(name)
+        pause(2 * BUDGET_S)
+
+    async def other():
+        while 3 not in order:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(take(1, 60), take(2, 60), take(3, 60), take("small", 10), other())
+    large = [order.index(number) for number in (1, 2, 3)]
+    assert large == sorted(large)
+    assert "other" in order[large[0] : large[1]]
+    assert "other" in order[large[1] : large[2]]
+    assert order.index("small") < large[1]
+    assert await read(bodies, messages(b"a" * 60), None)
+
+
+async def test_a_body_counts_until_it_is_passed_on():
+    """It may wait for the trial of a constraint, and with it a thousand others."""
+    bodies = Bodies(SMALL, at_once=100)
+    async with bodies.read(messages(b"a" * 60), None):
+        with pytest.raises(UnavailableError, match="reading too much"):
+            await read(bodies, messages(b"a" * 60))
+    assert await read(bodies, messages(b"a" * 60))
+    with pytest.raises(TimeoutError):
+        async with bodies.read(messages(b"a" * 60), None):
+            raise TimeoutError
+    assert await read(bodies, messages(b"a" * 60))
 
 
 async def test_a_client_that_goes_is_no_error():
@@ -85,7 +133,7 @@ async def test_a_client_that_goes_is_no_error():
         return {"type": "http.disconnect"}
 
     with pytest.raises(Gone):
-        await Bodies(SMALL).read(receive, None)
+        await read(Bodies(SMALL), receive, None)
 
 
 @pytest.mark.parametrize(

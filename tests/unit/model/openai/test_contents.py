@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -71,6 +73,36 @@ REFUSALS = [
     ),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "source": {"url": "x"}}]}]}, "'source'"),
     ("/v1/messages", {"messages": HELLO, "system": [{"type": "document"}]}, "'document'"),
+    (
+        "/v1/responses",
+        {"input": [{"content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}]},
+        "'input_image'",
+    ),
+    ("/v1/responses", {"input": [{"content": [{"type": "input_text", "text": "x", "image_url": "http://x"}]}]}, "'image_url'"),
+    ("/v1/responses", {"input": [{"content": [{"text": "x", "image_url": "http://x"}]}]}, "'None'"),
+    ("/v1/responses", {"input": [{"content": [{"type": "input_text", "uuid": "x", "video_url": "http://x"}]}]}, "_url'"),
+    ("/v1/responses", {"input": [{"content": [{"type": "input_audio", "input_audio": {"data": "AA=="}}]}]}, "'input_audio'"),
+    ("/v1/responses", {"input": [{"type": "message", "content": [{"type": []}]}]}, "'[]' are not taken"),
+    ("/v1/responses", {"input": [{"type": {}, "content": "x"}, {"type": [1]}]}, "'[1]' are not taken"),
+    (
+        "/v1/responses",
+        {"input": [{"content": [{"type": "input_text", "text": ""}] * 2049}] * 2},
+        "input[1].content have 4098 parts",
+    ),
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "AA=="}}]}]},
+        "Messages of chat completions may have pictures",
+    ),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]}, "4097 parts"),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"documents": "x" * 3201}}, "characters, too many"),
+    (
+        CHAT,
+        {"messages": HELLO, "chat_template_kwargs": {"documents": [""] * 300_000}},
+        "has 1200015 characters",
+    ),
+    (TEXT, {"prompt": "x", "response_format": "[" * 100_000}, "must be an object"),
     ("/v1/embeddings", {"input": [{"role": "user"}]}, "must be a text"),
     ("/v1/rerank", {"query": "x", "documents": [{"content": []}]}, "must be a text"),
     ("/detokenize", {"tokens": [-1]}, "negative"),
@@ -91,6 +123,36 @@ def test_the_others_are_refused(path, body, text):
     assert text in str(raised.value)
 
 
+DEEP = "[" * 100_000
+NO_TYPES: list[Any] = [[], {}, "json_schema", "function_call_output", "custom", "function"]
+NO_FORMATS: list[Any] = [[], {"type": []}, {"type": "json_schema", "schema": 1}]
+NO_CONSTRAINTS: list[Any] = [[], {}, [{}], DEEP]
+NO_CONTENTS: list[Any] = [{}, 1, [1], [{"type": []}], [{"type": "text", "content": [{"type": {}}]}]]
+NO_URLS: list[Any] = [[], {"url": []}, "http://[", "data:", 1]
+ODD: list[Any] = [
+    *(None, True, 1, -1, 1.5, "", "x", DEEP, [], [[]], [{}], [1], [-1], [1, 2.5], [None], ["x", 1], {}, {"a": []}),
+    *({"type": kind} for kind in NO_TYPES),
+    *([{"type": kind}] for kind in NO_TYPES),
+    *({"format": form} for form in NO_FORMATS),
+    *({name: value} for name in ("regex", "grammar", "choice", "json") for value in NO_CONSTRAINTS),
+    *([{"role": "user", "content": content}] for content in NO_CONTENTS),
+    *([{"role": "user", "content": [{"image_url": url}]}] for url in NO_URLS),
+    {"type": "json_schema", "schema": {"enum": 1, "maxLength": 1e300, "pattern": []}},
+    {"type": "json_schema", "json_schema": []},
+    [{"role": [], "content": "x"}],
+]
+
+
+@pytest.mark.parametrize("facts", [FACTS, replace(FACTS, multimodal=True), Facts()], ids=["text", "pictures", "unknown"])
+def test_odd_values_pass_or_are_refused(facts):
+    """In every field of every path: vLLM's classes refuse what passes, and nothing else is raised here."""
+    for route in ROUTES.values():
+        for name in [*route.fields, "unknown", *REFUSED]:
+            for value in ODD:
+                with suppress(AdapterError):
+                    check(route, {name: value}, USUAL, facts)
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_refused_fields_are_named_with_the_reason(name):
     """On every path that reads a body."""
@@ -108,6 +170,9 @@ def test_pictures_are_checked_and_their_length_is_no_text():
     assert check(ROUTES[CHAT], body, USUAL, seeing).messages == tuple(body["messages"])
     with pytest.raises(AdapterError, match="takes texts only"):
         check(ROUTES[CHAT], body, USUAL, FACTS)
+    assert check(ROUTES[TEXT], {"prompt": [10**6]}, USUAL, seeing)  # such ids are placeholders
+    with pytest.raises(AdapterError, match="token id -1 is negative"):
+        check(ROUTES[TEXT], {"prompt": [1, -1]}, USUAL, seeing)
     url = "http://169.254.169.254/latest/meta-data"
     body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
     with pytest.raises(AdapterError, match="nothing is fetched from there"):

@@ -12,11 +12,12 @@ import pytest
 from support.engine_parts import Log
 from triton_vllm.base.errors import UnavailableError
 from triton_vllm.base.limits import USUAL
+from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
-from triton_vllm.engine.visits import Visits
+from triton_vllm.openai import door
 from triton_vllm.openai.door import Door
 from triton_vllm.openai.fields import ROUTES
-from triton_vllm.openai.seam import VISIT
+from triton_vllm.openai.seam import REQUEST
 from triton_vllm.vllm_api import Facts
 
 TEXT = "/v1/completions"
@@ -51,7 +52,7 @@ class App:
 
     async def __call__(self, scope, receive, send):
         body = (await receive())["body"]
-        self.got.append((scope, body, VISIT.get()))
+        self.got.append((scope, body, REQUEST.get()))
         if self.fails:
             raise self.fails
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -64,14 +65,14 @@ class Client:
     def __init__(self, key="", *, shared=False):
         self.up = True
         self.log: list[Any] = []
-        visits = Visits(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, lambda: None, lambda: None)
-        runner = SimpleNamespace(visits=visits, is_up=lambda: self.up)
+        requests = OpenAiRequests(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, lambda: None, lambda: None)
+        runner = SimpleNamespace(openai_requests=requests, is_up=lambda: self.up)
         self.gate, self.app = Gate(), App()
         rules: Any = SimpleNamespace(
             gate=self.gate, runner=runner, facts=Facts(max_tokens=100), limits=USUAL, prompter=Prompter(), adapter=self.adapter
         )
         self.prompter = rules.prompter
-        self.visits = visits
+        self.openai_requests = requests
         self.door = Door(rules, key, lambda *args: self.log.append(args), shared=shared)
         llm: Any = object()
         self.door.app, self.door.llm = self.app, llm
@@ -115,14 +116,14 @@ async def test_a_request_passes():
     client = Client()
     kept, dropped = (b"content-type", b"application/json"), (b"x-request-id", b"another client's")
     assert await client.ask(headers=[kept, dropped, (b"x-data-parallel-rank", b"7")]) == (200, b"answered")
-    ((scope, body, visit),) = client.app.got
+    ((scope, body, request),) = client.app.got
     assert json.loads(body) == {"prompt": "x"}
     assert scope["headers"] == [kept, (b"content-length", str(len(body)).encode())]
     assert scope["query_string"] == b""
-    assert visit is not None
+    assert request is not None
     assert client.prompter.checked == ["x"]
-    assert client.visits.is_empty()
-    assert client.visits.weight == 0
+    assert client.openai_requests.is_empty()
+    assert client.openai_requests.weight == 0
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ async def test_an_adapter_is_known_before_the_application_reads_its_name():
     await client.ask(body={"prompt": "x", "model": "sql"})
     await client.ask(body={"prompt": "x", "model": "other"})
     assert names == ["sql"]
-    assert [visit.adapter and visit.adapter.request for _, _, visit in client.app.got] == ["sql", None]
+    assert [request.adapter and request.adapter.request for _, _, request in client.app.got] == ["sql", None]
 
 
 async def test_one_of_several_instances_has_no_metrics_page():
@@ -254,7 +255,59 @@ async def test_a_fault_of_the_application_is_logged_once_and_answered():
     assert status == 500
     assert b"secret" not in body
     assert [what for what, _ in client.log] == ["vLLM's application failed"]
-    assert client.visits.is_empty()
+    assert client.openai_requests.is_empty()
+
+
+async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):
+    """uvicorn would write a traceback for each such request."""
+    client = Client()
+
+    def check(*args):
+        raise KeyError("at /secret/place")
+
+    monkeypatch.setattr(door, "check", check)
+    status, body = await client.ask()
+    assert (status, json.loads(body)["error"]["code"]) == (500, 500)
+    assert b"secret" not in body
+    assert [what for what, _ in client.log] == ["a request to the OpenAI port was not checked"]
+    assert client.openai_requests.is_empty()
+
+
+@pytest.mark.parametrize(("encoding", "expected"), [(b"gzip", 415), (b"br", 415), (b"Identity", 200)])
+async def test_an_encoded_body_is_refused(encoding, expected):
+    """A small one may be a huge one when it is unpacked."""
+    status, body = await Client().ask(headers=[(b"content-encoding", encoding)])
+    assert status == expected
+    assert expected == 200 or "Content-Encoding" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("change", ["", "room", "unload"])
+async def test_a_request_counts_when_its_body_has_arrived(change):
+    """Clients that send slowly take no places; what has changed meanwhile holds."""
+    client = Client()
+    waiting, arrived = asyncio.Event(), asyncio.Event()
+    got: list[Any] = []
+    weights: list[int] = []
+
+    async def receive():
+        waiting.set()
+        await arrived.wait()
+        return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
+
+    async def send(message):
+        weights.append(client.openai_requests.weight)
+        got.append(message)
+
+    scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
+    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    await waiting.wait()
+    assert client.openai_requests.is_empty()
+    client.gate.refuses = change
+    client.door.closed = change == "unload"
+    arrived.set()
+    await answering
+    assert (got[0]["status"], weights[0]) == ((503, 0) if change else (200, 1))
+    assert client.openai_requests.is_empty()
 
 
 async def test_a_client_that_has_gone_gets_no_answer():
@@ -270,7 +323,7 @@ async def test_a_client_that_has_gone_gets_no_answer():
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
     await client.door(scope, receive, send)
     assert client.app.got == []
-    assert client.visits.is_empty()
+    assert client.openai_requests.is_empty()
 
 
 async def test_other_kinds_of_connections_are_not_answered():

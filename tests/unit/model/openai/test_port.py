@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from triton_vllm.base.errors import ConfigError
+from triton_vllm.openai import port as port_module
 from triton_vllm.openai import start
 from triton_vllm.openai.port import claim, is_loopback
 
@@ -31,6 +32,39 @@ def test_the_instances_of_a_model_share_a_port(port):
     """The first one takes it, the others join it."""
     with claim(HERE, port, shared=True) as first, claim(HERE, port, shared=True, first=False) as second:
         assert first.getsockname() == second.getsockname()
+
+
+def test_two_models_that_load_at_once_do_not_share_a_port(port, monkeypatch):
+    """Both have several instances, and the second one tries while the first one has let the port go for a moment."""
+    listen = port_module._listen
+    refused: list[str] = []
+
+    def meanwhile(host, number, *, shared):
+        if shared and not refused:
+            refused.append("")
+            with pytest.raises(ConfigError, match="is taken, by another model") as raised:
+                claim(host, number, shared=True)
+            refused.append(str(raised.value))
+        return listen(host, number, shared=shared)
+
+    monkeypatch.setattr(port_module, "_listen", meanwhile)
+    claim(HERE, port, shared=True).close()
+    assert len(refused) == 2
+    monkeypatch.undo()
+    claim(HERE, port, shared=True).close()
+
+
+@pytest.mark.parametrize("second_host", [HERE, "0.0.0.0"])
+@pytest.mark.parametrize(("first", "second"), [(None, None), (None, True), (True, None), (True, True)])
+def test_a_second_model_needs_another_port(monkeypatch, port, second_host, first, second):
+    """Whether the models have one instance or several, and also if one of them has all addresses."""
+    monkeypatch.setenv(start.KEY, "secret")
+    with start.reserve(HERE, port, without_key=False, first=first).listen():
+        with pytest.raises(ConfigError, match=f"OPENAI_PORT: port {port} of {second_host} is taken, by another model"):
+            start.reserve(second_host, port, without_key=False, first=second)
+        with socket.create_server((HERE, 0)) as free:
+            other = free.getsockname()[1]
+        start.reserve(second_host, other, without_key=False, first=second).listen().close()
 
 
 def test_a_port_is_free_again(port):

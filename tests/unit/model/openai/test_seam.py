@@ -13,10 +13,11 @@ from support.engine_parts import Log
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.gate import Gate
+from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
-from triton_vllm.engine.visits import Visits
+from triton_vllm.engine.turns import Turns
 from triton_vllm.lora.config import Adapters
-from triton_vllm.openai.seam import VISIT, Rules, Seam
+from triton_vllm.openai.seam import REQUEST, Rules, Seam
 from triton_vllm.vllm_api import Facts
 
 
@@ -76,6 +77,13 @@ class Llm:
 class Prompter:
     """Refuses every constraint."""
 
+    def __init__(self):
+        self.turns = Turns(budget=1, clock=lambda: self.now)
+        self.now = 0
+
+    async def take_turn(self):
+        await self.turns.take()
+
     async def try_constraint(self, llm, constraint):
         raise InvalidRequestError("too dear")
 
@@ -87,7 +95,7 @@ def params(**values):
 
 @pytest.fixture
 async def place():
-    """A seam, the engine behind it, the runner and a visit that this task works on."""
+    """A seam, the engine behind it, the runner and the request that this task works on."""
     llm = Llm()
     operator = SimpleNamespace(asleep=False, closed=False)
     runner: Any = SimpleNamespace(operator=operator, is_up=lambda: True, moved=0)
@@ -96,15 +104,21 @@ async def place():
         runner.moved += 1
 
     engine: Any = llm
-    runner.visits = Visits(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, moved, lambda: engine)
-    runner.in_flight = SimpleNamespace(count=lambda: runner.visits.weight)
+    runner.openai_requests = OpenAiRequests(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, moved, lambda: engine)
+    runner.in_flight = SimpleNamespace(count=lambda: runner.openai_requests.weight)
     prompter: Any = Prompter()
     facts, limits = Facts(max_tokens=100, vocabulary=50), replace(USUAL, max_requests_in_flight=10)
     rules = Rules(VLLM, Gate(runner, 10, None), runner, facts, limits, prompter, Adapters())
-    visit = runner.visits.begin()
-    token = VISIT.set(visit)
-    yield SimpleNamespace(seam=Seam(llm, rules), llm=llm, runner=runner, visit=visit)
-    VISIT.reset(token)
+    request = runner.openai_requests.begin()
+    token = REQUEST.set(request)
+    place = SimpleNamespace(seam=Seam(llm, rules), llm=llm, prompter=prompter, runner=runner, request=request)
+
+    def change(**values):
+        place.seam = Seam(llm, replace(rules, limits=replace(limits, **values)))
+
+    place.limits = change
+    yield place
+    REQUEST.reset(token)
 
 
 async def test_outputs_pass_and_count_as_movement(place):
@@ -148,25 +162,44 @@ async def test_a_model_that_fell_asleep_meanwhile_refuses(place, change):
 
 async def test_completions_count(place):
     """One for the request, which the first completion is, and one for each other."""
-    assert place.runner.visits.weight == 1
+    assert place.runner.openai_requests.weight == 1
     place.seam.generate({}, params(n=4), "one")
-    assert place.runner.visits.weight == 4
+    assert place.runner.openai_requests.weight == 4
     place.seam.generate({}, params(n=4), "two")
-    assert place.runner.visits.weight == 8
+    assert place.runner.openai_requests.weight == 8
     with pytest.raises(ClientError, match="12 completions or inputs"):
         place.seam.generate({}, params(n=4), "three")
-    other = place.runner.visits.begin()
-    VISIT.set(other)
+    other = place.runner.openai_requests.begin()
+    REQUEST.set(other)
     with pytest.raises(BusyError, match="more than 10 requests"):
         place.seam.generate({}, params(n=3), "four")
-    place.runner.visits.finish(place.visit)
+    place.runner.openai_requests.finish(place.request)
     place.seam.generate({}, params(n=3), "four")
-    assert place.runner.visits.weight == 3
+    assert place.runner.openai_requests.weight == 3
+
+
+async def test_the_prompts_of_a_request_cost_together(place):
+    """vLLM's application copies the lists for each, and answers all at once."""
+    ids = params(allowed_token_ids=[*range(50)])
+    place.limits(max_token_ids=100)
+    for number in range(2):
+        place.seam.generate({}, ids, str(number))
+    with pytest.raises(ClientError, match="for all prompts, 150 token ids; this model takes at most 100"):
+        place.seam.generate({}, ids, "three")
+
+
+async def test_so_do_their_log_probabilities(place):
+    """Each is small enough."""
+    place.limits(max_logprob_values=100)
+    for number in range(2):
+        place.seam.generate({"prompt_token_ids": [1]}, params(logprobs=10), str(number))
+    with pytest.raises(ClientError, match="for all prompts, for 150 log probabilities"):
+        place.seam.generate({"prompt_token_ids": [1]}, params(logprobs=10), "three")
 
 
 async def test_a_request_that_has_not_come_through_the_door_is_refused(place):
     """There is no such way; if vLLM had one, it would not be open."""
-    VISIT.set(None)
+    REQUEST.set(None)
     with pytest.raises(BusyError, match="door") as raised:
         place.seam.generate({}, params(), "one")
     assert raised.value.status == 500
@@ -180,9 +213,29 @@ async def test_a_constraint_that_vllm_made_is_tried(place):
     assert place.llm.collectors == {}
 
 
+async def test_the_prompts_of_a_request_are_added_by_turns(place):
+    """Triton's requests are added between them, and their outputs are seen to."""
+    added: list[int] = []
+
+    async def slow(request_id, prompt, params, **options):
+        place.prompter.now += 1
+        place.llm.collectors[request_id] = Collector()
+        return place.llm.collectors[request_id]
+
+    place.llm.add_request = slow
+    tasks = [asyncio.ensure_future(anext(place.seam.generate({}, params(), str(number)))) for number in range(5)]
+    for _ in range(30):
+        await asyncio.sleep(0)
+        added.append(len(place.llm.collectors))
+    assert added[-1] == 5
+    assert {1, 2, 3, 4} <= set(added)
+    for task in tasks:
+        task.cancel()
+
+
 async def test_an_adapter_is_the_one_that_the_request_has_found(place):
     """The application knows only its name."""
-    place.visit.adapter = SimpleNamespace(request="sql@1234")
+    place.request.adapter = SimpleNamespace(request="sql@1234")
     for name, given in {"one": "sql", "two": None}.items():
         waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), name, lora_request=given)))
         await asyncio.sleep(0)
@@ -194,7 +247,7 @@ async def test_a_request_that_is_ended_gets_the_reason_and_is_aborted(place):
     """When the model is unloaded, or its time is over."""
     waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), "one")))
     await asyncio.sleep(0)
-    place.runner.visits.end_all(UnavailableError("unloaded"))
+    place.runner.openai_requests.end_all(UnavailableError("unloaded"))
     with pytest.raises(BusyError, match="unloaded"):
         await waiting
     await asyncio.sleep(0)
@@ -204,18 +257,18 @@ async def test_a_request_that_is_ended_gets_the_reason_and_is_aborted(place):
 
 
 async def test_a_request_that_waits_for_too_long_is_found(place):
-    """A visit waits until vLLM has begun to work on all of its requests."""
-    visits, visit = place.runner.visits, place.visit
-    assert visits.overdue(visit.waiting_since, place.llm) == []
-    later = visit.waiting_since + 1
-    assert visits.overdue(later, place.llm) == [visit]
+    """Until vLLM has begun to work on all of its parts."""
+    requests, request = place.runner.openai_requests, place.request
+    assert requests.overdue(request.waiting_since, place.llm) == []
+    later = request.waiting_since + 1
+    assert requests.overdue(later, place.llm) == [request]
     waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), "one")))
     await asyncio.sleep(0)
     state = SimpleNamespace(is_prefilling=True)
     place.llm.output_processor = SimpleNamespace(request_states={"one": state}, parent_requests={})
-    assert visits.overdue(later, place.llm) == [visit]
+    assert requests.overdue(later, place.llm) == [request]
     state.is_prefilling = False
-    assert visits.overdue(later, place.llm) == []
+    assert requests.overdue(later, place.llm) == []
     state.is_prefilling = True
-    assert visits.overdue(later, place.llm) == []
+    assert requests.overdue(later, place.llm) == []
     waiting.cancel()

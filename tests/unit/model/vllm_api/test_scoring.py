@@ -45,7 +45,8 @@ class Processor:
         self.made = (vllm_config, renderer, chat_template_config)
 
     async def render_async(self, given):
-        assert self.made == ("config", "renderer", "templates")
+        assert self.made == ("config", "renderer", "as {{ x }}")
+        assert given["chat_template"] == "{{ x }}"
         assert given["tok_params"] == "as vLLM's server has them"
         return {"prompts": (given["data_1"], given["data_2"]), "params": f"{given['params']}, split"}
 
@@ -57,7 +58,7 @@ def scoring(monkeypatch):
     contents: dict[str, dict[str, Any]] = {
         f"{PLACE}.io_processor": {"ScoringIOProcessors": {"cross-encoder": Processor}},
         f"{PLACE}.protocol": {"ScoreTextRequest": lambda **_: request},
-        "vllm.entrypoints.chat_utils": {"ChatTemplateConfig": lambda: "templates"},
+        "vllm.entrypoints.chat_utils": {"ChatTemplateConfig": lambda chat_template: f"as {chat_template}"},
     }
     for name, content in contents.items():
         made = ModuleType(name)
@@ -69,7 +70,7 @@ def scoring(monkeypatch):
 
 def pair(llm):
     vllm, check = cast("Any", SimpleNamespace()), cast("Any", len)
-    return asyncio.run(Prompter(vllm, {}, check).make_pair(llm, Part("q", second="d"), "params"))
+    return asyncio.run(Prompter(vllm, {}, check, chat_template="{{ x }}").make_pair(llm, Part("q", second="d"), "params"))
 
 
 @pytest.mark.usefixtures("scoring")

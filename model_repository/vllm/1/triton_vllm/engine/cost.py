@@ -6,6 +6,7 @@ This is the last check before vLLM gets a request, whichever API it came through
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.limits import TOKEN_IDS, refuse_above
@@ -18,7 +19,20 @@ _SETS = ("allowed_token_ids", "stop_token_ids")
 """The parameters that vLLM takes for sets."""
 
 
-def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: int = 0) -> None:
+@dataclass(frozen=True)
+class Cost:
+    """What a request costs, its completions included.
+
+    Attributes:
+        token_ids: the ids in its longest list of ids.
+        logprob_values: its log probabilities.
+    """
+
+    token_ids: int
+    logprob_values: int
+
+
+def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: int = 0) -> Cost:
     """Refuse a request that would stop the others, and remove repetitions from its lists of ids.
 
     Args:
@@ -27,6 +41,9 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: 
         limits: the model's limits.
         room: tokens of a prompt and its answer together. 0 means unknown.
         vocabulary: tokens that the model knows. 0 means unknown.
+
+    Returns:
+        The cost, for a request that has several prompts.
 
     Raises:
         InvalidRequestError: the request costs more than a limit allows. The text has the limit.
@@ -62,13 +79,15 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: 
     rows = getattr(params, "prompt_logprob_token_ids", None)
     if rows is not None:
         of_prompt += sum(map(len, rows))
+    values = ((tokens or 0) * for_each + of_prompt) * completions
     refuse_above(
         limits.max_logprob_values,
-        ((tokens or 0) * for_each + of_prompt) * completions,
+        values,
         "sampling parameters: max_tokens times logprobs, "
         "plus the prompt's tokens times prompt_logprobs, times n, are",
         "values",
     )
+    return Cost(max(sizes.values(), default=0) * completions, values)
 
 
 def _for_each(params: Any, name: str, vocabulary: int) -> int:

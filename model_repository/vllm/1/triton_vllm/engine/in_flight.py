@@ -10,7 +10,7 @@ from triton_vllm.operator.request import OperatorRequest
 
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
-    from triton_vllm.engine.visits import Visits
+    from triton_vllm.engine.openai_requests import OpenAiRequests
     from triton_vllm.job import Job
 
 BEGUN = math.inf
@@ -24,11 +24,11 @@ class InFlight:
     is written by only one thread, so no lock is needed.
 
     Attributes:
-        visits: the requests that did not come through Triton. Set by the runner.
+        openai_requests: the requests to the OpenAI port. Set by the runner.
     """
 
     def __init__(self) -> None:
-        self.visits: Visits | None = None
+        self.openai_requests: OpenAiRequests | None = None
         self._jobs: dict[str, Job] = {}
         self._entered = 0
         self._left = 0
@@ -50,12 +50,12 @@ class InFlight:
 
     def count(self) -> int:
         """Return the number of requests; each part and each completion of a request counts."""
-        others = self.visits.weight if self.visits is not None else 0
+        others = self.openai_requests.weight if self.openai_requests is not None else 0
         return self._entered - self._left + sum(job.weight for job in self.unwritten()) + others
 
     def is_busy(self) -> bool:
         """Return whether there are requests other than an operator's."""
-        if self.visits is not None and not self.visits.is_empty():
+        if self.openai_requests is not None and not self.openai_requests.is_empty():
             return True
         return any(not isinstance(job.request, OperatorRequest) for job in self.jobs())
 

@@ -35,6 +35,7 @@ class Prompter:
         vllm: the loaded vLLM.
         loaders: decoders of media by kind.
         check: refuses videos that cost too much to decode.
+        chat_template: the template of conversations. None means the model's own.
         samples_ahead: whether to sample a token while the model is loaded. The first request then
             need not wait.
     """
@@ -45,11 +46,13 @@ class Prompter:
         loaders: Mapping[str, Callable[[bytes], Any]],
         check: decode.CheckVideos,
         *,
+        chat_template: str | None = None,
         samples_ahead: bool = False,
     ) -> None:
         self._vllm = vllm
         self._loaders = loaders
         self._check = check
+        self._chat_template = chat_template
         self._turns = Turns()
         self._trials = Trials()
         self._pairs_of: EngineClient | None = None
@@ -101,6 +104,10 @@ class Prompter:
                 )
         return await tokenize(self._vllm, llm, prompt, self._turns)
 
+    async def take_turn(self) -> None:
+        """Wait until the event loop may add a request of another API to vLLM."""
+        await self._turns.take()
+
     async def try_constraint(self, llm: EngineClient, constraint: Constraint) -> None:
         """Return if vLLM may compile a constraint.
 
@@ -140,7 +147,7 @@ class Prompter:
         """
         # One renderer for each engine: an engine that was started again has its own.
         if llm is not self._pairs_of:
-            self._render_pair = vllm_api.pair_renderer(llm)
+            self._render_pair = vllm_api.pair_renderer(llm, self._chat_template)
             self._pairs_of = llm
         if self._render_pair is None:
             raise UnsupportedError(
@@ -157,7 +164,9 @@ class Prompter:
             await self.check_videos(chat.messages)
         messages = [dict(message) for message in chat.messages]
         try:
-            return await vllm_api.render_chat(self._vllm, llm, messages, kwargs)
+            return await vllm_api.render_chat(
+                self._vllm, llm, messages, kwargs, self._chat_template
+            )
         except AdapterError:
             raise
         except ImportError as error:

@@ -19,8 +19,7 @@ from triton_vllm.base.errors import (
 )
 from triton_vllm.engine.cost import bound_cost
 from triton_vllm.engine.in_flight import BEGUN, InFlight
-from triton_vllm.engine.visit import LINGER_S
-from triton_vllm.engine.visits import Visits
+from triton_vllm.engine.openai_requests import LINGER_S, OpenAiRequests
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import ASLEEP, Operator
 from triton_vllm.pooling.gathering import Gathering
@@ -59,7 +58,7 @@ class Runner:
         llm: the engine that runs the jobs. None if there is no engine.
         in_flight: the jobs.
         moved: when the last output of any job came, in the event loop's time in seconds.
-        visits: the requests that did not come through Triton.
+        openai_requests: the requests to the OpenAI port.
         operator: runs operator requests.
         store: the LoRA adapters. None if there are no adapters.
         unhealthy: whether the engine has failed vLLM's health check.
@@ -89,8 +88,10 @@ class Runner:
         def note_output() -> None:
             self.moved = loop.time()
 
-        self.visits = Visits(loop, translator, limits, note_output, lambda: self.llm)
-        self.in_flight.visits = self.visits
+        self.openai_requests = OpenAiRequests(
+            loop, translator, limits, note_output, lambda: self.llm
+        )
+        self.in_flight.openai_requests = self.openai_requests
         self.operator = Operator(self.in_flight.is_busy, log)
         self.unhealthy = False
         # Set by ``check_health``.
@@ -124,7 +125,7 @@ class Runner:
         self.llm = None
         for job in self.in_flight.jobs():
             self._finish(job, UnavailableError(DEAD))
-        self.visits.end_all(UnavailableError(DEAD))
+        self.openai_requests.end_all(UnavailableError(DEAD))
         self.operator.give_up()
         if self.store is not None:
             self.store.give_up()
@@ -152,7 +153,7 @@ class Runner:
             self._abort(job, UnavailableError(reason))
         for job in self.in_flight.unwritten():
             job.reply.refusal = UnavailableError(reason)
-        self.visits.end_all(UnavailableError(reason))
+        self.openai_requests.end_all(UnavailableError(reason))
 
     def refuse_overdue(self) -> None:
         """End the jobs that have been in vLLM's queue for too long."""
@@ -161,16 +162,16 @@ class Runner:
             return
         came = self._loop.time() - limit
         overdue = self.in_flight.overdue(came, self.llm)
-        visits = self.visits.overdue(came, self.llm)
+        requests = self.openai_requests.overdue(came, self.llm)
         text = (
             f"the model has not begun to work on the request after {limit} s in the queue; "
             "try again later"
         )
         for job in overdue:
             self._abort(job, UnavailableError(text))
-        for visit in visits:
-            self.visits.end(visit, UnavailableError(text))
-        count = len(overdue) + len(visits)
+        for request in requests:
+            self.openai_requests.end(request, UnavailableError(text))
+        count = len(overdue) + len(requests)
         if count:
             self._log.warning(f"{count} requests were refused after {limit} s in the queue")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from triton_vllm.vllm_api import ParserNames, Vllm
+    from triton_vllm.vllm_api import Vllm
 
 FILE_NAME = "vllm_openai_args.json"
 OURS: Mapping[str, str] = {
@@ -49,34 +49,27 @@ DEFAULTS: Mapping[str, Any] = {"uvicorn_log_level": "error", "disable_uvicorn_ac
 """Arguments whose default is not vLLM's."""
 
 
-def read(
-    model_dir: Path, vllm: Vllm, engine_args: Mapping[str, Any], parsers: ParserNames
-) -> dict[str, Any]:
+def read(model_dir: Path, vllm: Vllm, shared: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments in the model's file; none if there is no file.
 
     Args:
         model_dir: the folder with ``config.pbtxt``.
         vllm: the loaded vLLM.
-        engine_args: the engine's arguments.
-        parsers: the parsers of both APIs.
+        shared: the arguments that count for both APIs, with their values in
+            ``vllm_engine_args.json``.
 
     Raises:
         ConfigError: the file is not a JSON object, or has an argument that is unknown, wrong, the
-            model's own, or another one than the engine's.
+            model's own, or differs from the one for both APIs.
     """
     declared = vllm_api.server_arg_types(vllm)
-    engine = {
-        **engine_args,
-        "tool_call_parser": parsers.tool or None,
-        "reasoning_parser": parsers.reasoning or None,
-    }
     values = dict(DEFAULTS)
     for name, value in _object(model_dir / FILE_NAME).items():
-        if name in engine:
-            if value != engine[name]:
+        if name in shared:
+            if value != shared[name]:
                 raise ConfigError(
-                    f"{FILE_NAME}: {name} is another one in vllm_engine_args.json, which has it "
-                    "for both APIs; leave it out here"
+                    f"{FILE_NAME}: {name} differs from vllm_engine_args.json, whose value counts "
+                    "for both APIs: set it there, and leave it out here"
                 )
         elif name in OURS:
             raise ConfigError(f"{FILE_NAME}: {name} cannot be set here: {OURS[name]}")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.document import check_integers, json_object
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import MIB, refuse_above
+from triton_vllm.engine.turns import Turns
 from triton_vllm.openai.refusal import HttpRefusalError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.vllm_api import Facts
@@ -26,6 +28,9 @@ ARRIVAL_S = 60.0
 # Many clients could otherwise fill the memory together, each within its own limit.
 AT_ONCE = 256 * MIB
 """The most bytes of bodies that have not been passed on."""
+# Parsing and checking this takes about 5 ms, here and in vLLM's application.
+SMALL = 65_536
+"""Bytes of a body that need not wait for a turn."""
 VALUES = 1 << 18
 """The most values of a body, if the model does not take more tokens: parsing them takes 0.2 s."""
 NAME = "the body"
@@ -38,7 +43,7 @@ class Gone(Exception):  # noqa: N818 - nobody gets it as an error
 
 
 class Bodies:
-    """Reads bodies, and counts the bytes of all that are being read.
+    """Reads bodies, and counts the bytes of all that are being read and checked.
 
     Args:
         limits: the model's limits.
@@ -53,9 +58,13 @@ class Bodies:
         self._arrival_s = arrival_s
         self._at_once = at_once
         self._held = 0
+        # A body of the largest size takes half a second. Many that arrive together would stop the
+        # event loop, so other work is done between two of them.
+        self._turns = Turns()
 
-    async def read(self, receive: Receive, declared: int | None) -> bytes:
-        """Return the body of a request.
+    @asynccontextmanager
+    async def read(self, receive: Receive, declared: int | None) -> AsyncIterator[bytes]:
+        """Yield the body of a request when the caller may parse it; it counts until the block ends.
 
         Args:
             receive: returns the next message of ASGI.
@@ -67,6 +76,20 @@ class Bodies:
         """
         self._refuse_above(declared or 0)
         pieces: list[bytes] = []
+        size = 0
+        try:
+            try:
+                await self._arrive(receive, pieces)
+            finally:
+                size = sum(map(len, pieces))
+            if size > SMALL:
+                await self._turns.take()
+            # This frame lives as long as the block, so it keeps no reference to the body.
+            yield _joined(pieces)
+        finally:
+            self._held -= size
+
+    async def _arrive(self, receive: Receive, pieces: list[bytes]) -> None:
         try:
             await asyncio.wait_for(self._collect(receive, pieces), self._arrival_s)
         # Python 3.10 has another class than its own TimeoutError.
@@ -75,9 +98,6 @@ class Bodies:
                 HTTPStatus.REQUEST_TIMEOUT,
                 f"{NAME} has not arrived within {self._arrival_s:.0f} s",
             ) from None
-        finally:
-            self._held -= sum(map(len, pieces))
-        return b"".join(pieces)
 
     async def _collect(self, receive: Receive, pieces: list[bytes]) -> None:
         size = 0
@@ -102,6 +122,13 @@ class Bodies:
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"{NAME} has more than {most} bytes, the most that this model takes",
             )
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    """Return the pieces as one, and remove them from the list."""
+    body = b"".join(pieces)
+    pieces.clear()
+    return body
 
 
 def parse(limits: Limits, body: bytes, facts: Facts) -> dict[str, Any]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.base.errors import ConfigError
+
 if TYPE_CHECKING:
     import asyncio
 
 HEAD_S = 30.0
 """How long a request's head may take to arrive on an open connection, s."""
+# uvicorn answers 503 only after it has read a request's head.
+MOST_REFUSED = 256
+"""Connections above uvicorn's limit that may wait for such an answer."""
 MOST_OVERHEAD = 64 * 1024
 """Bytes of a request that are not its body: line, headers, the lengths of its chunks."""
 MOST_WAITING = 16
@@ -18,12 +23,18 @@ STALL_S = 120.0
 
 
 def bounded() -> Any:
-    """Return uvicorn's HTTP protocol with these limits."""
+    """Return uvicorn's HTTP protocol with these limits.
+
+    Raises:
+        ConfigError: there is no such protocol.
+    """
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-    except ImportError:
-        # uvicorn's other protocol has limits of its own, and is slower.
-        return "h11"
+    except ImportError as error:
+        raise ConfigError(
+            f"OPENAI_PORT: uvicorn with httptools, which vLLM requires, is missing: {error}; "
+            "build the environment again"
+        ) from None
     return type("Bounded", (Bounds, HttpToolsProtocol), {})
 
 
@@ -37,7 +48,9 @@ class Bounds:
     head_timer: asyncio.TimerHandle | None = None
     stall_timer: asyncio.TimerHandle | None = None
     # uvicorn's
+    connections: Any
     cycle: Any
+    limit_concurrency: int | None
     loop: Any
     pipeline: Any
     transport: Any
@@ -45,6 +58,10 @@ class Bounds:
     def connection_made(self, transport: Any) -> None:
         """See ``asyncio.Protocol``."""
         super().connection_made(transport)  # type: ignore[misc]
+        most = self.limit_concurrency
+        if most is not None and len(self.connections) > most + MOST_REFUSED:
+            transport.abort()
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -13,9 +13,10 @@ from triton_vllm.base.limits import refuse_above
 from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.media.checks import KINDS, check_parts
+from triton_vllm.media.checks import REFUSED as REFUSED_PARTS
 from triton_vllm.openai.fields import REFUSED
 from triton_vllm.openai.refusal import FieldError
-from triton_vllm.request.fit import check_ids
+from triton_vllm.request.fit import check_prompt_ids
 from triton_vllm.request.sampling import response_format
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ _TEXT_PARTS = frozenset({
     "input_text", "output_text", "reasoning_text", "redacted_thinking", "refusal", "summary_text",
     "text", "thinking", "tool_reference", "tool_result", "tool_use",
 })  # fmt: skip
+_TAKEN = (
+    "only texts, tool calls and their results are. "
+    "Messages of chat completions may have pictures, audio and video"
+)
 _ITEMS = frozenset({"function_call", "function_call_output", "message", "reasoning"})
 _CONSTRAINT = frozenset({
     "choice", "disable_additional_properties", "disable_any_whitespace", "disable_fallback",
@@ -109,8 +114,7 @@ def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[st
             yield prompt
         elif isinstance(prompt, list) and _are_ids(prompt):
             refuse_above(facts.max_tokens, len(prompt), f"'{name}' has", "tokens")
-            if prompt and not facts.multimodal:
-                check_ids(name, prompt, facts)
+            check_prompt_ids(name, prompt, facts)
         else:
             raise FieldError(name, f"'{name}' must be a text, token ids, or a list of them")
 
@@ -146,19 +150,23 @@ def _conversation(
         if route.media:
             lengths = check_parts(limits, messages)
         else:
+            texts = _Texts(limits)
             for number, message in enumerate(messages):
-                _only_texts(message.get("content"), f"messages[{number}].content")
+                texts.check(message.get("content"), f"messages[{number}].content")
     if lengths and not facts.multimodal:
         raise UnsupportedError("messages: this model takes texts only")
     # 2) What the other protocols have in place of messages
-    _only_texts(body.get("system"), "system")
+    _Texts(limits).check(body.get("system"), "system")
     if isinstance(body.get("input"), list) and "input" in route.conversation:
         refuse_above(limits.max_messages, len(body["input"]), "input has", "entries")
+        texts = _Texts(limits)
         for number, item in enumerate(body["input"]):
-            _item(item, f"input[{number}]")
+            _item(item, f"input[{number}]", texts)
     # 3) The rest
     _check_tools(limits, body.get("tools") or [])
-    characters = sum(_characters(body.get(name)) for name in route.conversation)
+    # The arguments of a template may be texts, too.
+    prompt = (*route.conversation, "chat_template_kwargs")
+    characters = sum(_characters(body.get(name)) for name in prompt)
     _check_characters(limits, facts, route.conversation[0], characters - sum(lengths))
     return tuple(messages) if lengths else ()
 
@@ -183,30 +191,49 @@ def _is_function(tool: Any) -> bool:
     return kind == "function" or (kind == "custom" and "input_schema" in tool)
 
 
-def _only_texts(content: Any, name: str) -> None:
-    """Refuse a content that has anything but texts, tool calls and their results."""
-    if content is None or isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        raise InvalidRequestError(f"{name} must be a text or a list of parts")
-    for number, part in enumerate(content):
-        where = f"{name}[{number}]"
-        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
-            kind = part.get("type") if isinstance(part, dict) else part
-            raise InvalidRequestError(f"{where}: parts of type '{shown(str(kind))}' are not taken")
-        for key in (*KINDS, "source", "file_id", "file_url", "file_data"):
+class _Texts:
+    """Refuses contents that have anything but texts, tool calls and their results.
+
+    Args:
+        limits: the model's limits.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._count = 0
+
+    def check(self, content: Any, name: str) -> None:
+        """Check a content; its parts and those of the contents before count together."""
+        if content is None or isinstance(content, str):
+            return
+        if not isinstance(content, list):
+            raise InvalidRequestError(f"{name} must be a text or a list of parts")
+        self._count += len(content)
+        refuse_above(
+            self._limits.max_parts, self._count, f"the contents up to {name} have", "parts"
+        )
+        for number, part in enumerate(content):
+            self._part(part, f"{name}[{number}]")
+
+    def _part(self, part: Any, name: str) -> None:
+        kind = part.get("type") if isinstance(part, dict) else part
+        if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
+            raise InvalidRequestError(
+                f"{name}: parts of type '{shown(str(kind))}' are not taken here; {_TAKEN}"
+            )
+        for key in (*KINDS, *REFUSED_PARTS, "source", "file_id", "file_url", "file_data"):
             if key in part:
-                raise InvalidRequestError(f"{where}: '{key}' is not taken")
-        _only_texts(part.get("content"), where)
+                raise InvalidRequestError(f"{name}: '{key}' is not taken here; {_TAKEN}")
+        self.check(part.get("content"), f"{name}.content")
 
 
-def _item(item: Any, name: str) -> None:
+def _item(item: Any, name: str, texts: _Texts) -> None:
     """Check an item of a response's input."""
     kind = item.get("type") or "message" if isinstance(item, dict) else None
-    if kind not in _ITEMS:
+    if not isinstance(kind, str) or kind not in _ITEMS:
         raise InvalidRequestError(f"{name}: items of type '{shown(str(kind))}' are not taken")
     for key in ("content", "output", "summary"):
-        _only_texts(item.get(key), f"{name}.{key}")
+        texts.check(item.get(key), f"{name}.{key}")
 
 
 def _characters(value: Any) -> int:
@@ -229,6 +256,8 @@ def _template_kwargs(limits: Limits, kwargs: Any) -> None:
         return
     if not isinstance(kwargs, dict):
         raise FieldError("chat_template_kwargs", "chat_template_kwargs must be an object")
+    size = len(json.dumps(kwargs))
+    refuse_above(limits.max_parameter_bytes, size, "chat_template_kwargs has", "characters")
     check_template_kwargs(limits, kwargs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,13 @@ from triton_vllm.openai.body import Bodies, Gone, parse, written
 from triton_vllm.openai.contents import check
 from triton_vllm.openai.fields import ROUTES
 from triton_vllm.openai.refusal import HttpRefusalError, body_of, status_of
-from triton_vllm.openai.seam import VISIT
+from triton_vllm.openai.seam import REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
 
     from triton_vllm.base.protocols import EngineClient
-    from triton_vllm.engine.visit import Visit
+    from triton_vllm.engine.openai_requests import OpenAiRequest
     from triton_vllm.openai.fields import Route
     from triton_vllm.openai.seam import Rules
 
@@ -78,7 +79,12 @@ class Door:
             # Nobody reads an answer.
             return
         except AdapterError as error:
-            await _send(send, status_of(error), body_of(error, scope["path"]))
+            await _refuse(send, error, scope["path"])
+        # uvicorn would log each one with its traceback.
+        except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            self._note("a request to the OpenAI port was not checked", error)
+            text = "the request could not be checked; the server's log has the details"
+            await _refuse(send, InternalError(text), scope["path"])
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         route = self._route(scope)
@@ -100,26 +106,39 @@ class Door:
         if method == "GET":
             await self._pass_on(scope, b"", receive, send)
             return
+        _check_encoding(scope)
         # 1) Refuse what no request may do now, before anything is read.
-        rules = self._rules
-        rules.gate.require_alive()
-        rules.gate.require_awake()
-        rules.gate.require_room()
-        visit = rules.runner.visits.begin()
-        try:
-            await self._serve(route, scope, receive, send, visit)
-        finally:
-            rules.runner.visits.finish(visit)
+        self._require_open()
+        with ExitStack() as until_answered:
+            async with self._bodies.read(receive, _declared_length(scope)) as read:
+                # 2) Count the request. Before its body has arrived, it takes no place: clients that
+                # send slowly would otherwise keep others out, also those of Triton.
+                self._require_open()
+                requests = self._rules.runner.openai_requests
+                request = requests.begin()
+                until_answered.callback(requests.finish, request)
+                # 3) Check the body.
+                body = parse(self._rules.limits, read, self._rules.facts)
+                # It may have 64 MB.
+                del read
+                checked = await self._checked(route, body, request)
+                del body
+            if request.ended is not None:
+                raise request.ended
+            # 4) Pass it on. The application's tasks inherit the request.
+            REQUEST.set(request)
+            await self._pass_on(scope, checked, receive, send)
 
-    async def _serve(
-        self, route: Route, scope: Message, receive: Receive, send: Send, visit: Visit
-    ) -> None:
-        # 2) Read and check the body.
+    def _require_open(self) -> None:
+        if self.closed:
+            raise UnavailableError(UNLOADING)
+        self._rules.gate.require_alive()
+        self._rules.gate.require_awake()
+        self._rules.gate.require_room()
+
+    async def _checked(self, route: Route, body: dict[str, Any], request: OpenAiRequest) -> bytes:
+        """Return a body as vLLM's application gets it."""
         rules = self._rules
-        read = await self._bodies.read(receive, _declared_length(scope))
-        body = parse(rules.limits, read, rules.facts)
-        # It may have 64 MB.
-        del read
         content = check(route, body, rules.limits, rules.facts)
         llm = self.llm
         if llm is None:
@@ -130,16 +149,10 @@ class Door:
             await rules.prompter.check_videos(content.messages)
         if content.constraint is not None:
             await rules.prompter.try_constraint(llm, content.constraint)
-        visit.adapter = await rules.adapter(llm, body.get("model"))
-        if visit.adapter is not None:
+        request.adapter = await rules.adapter(llm, body.get("model"))
+        if request.adapter is not None:
             self.know(body["model"])
-        checked = written(body)
-        del body, content
-        if visit.ended is not None:
-            raise visit.ended
-        # 3) Pass it on. The application's tasks inherit the visit.
-        VISIT.set(visit)
-        await self._pass_on(scope, checked, receive, send)
+        return written(body)
 
     def _route(self, scope: Message) -> Route:
         path = scope["path"]
@@ -195,9 +208,22 @@ class Door:
             ) from None
 
 
+def _check_encoding(scope: Message) -> None:
+    encoding = dict(scope["headers"]).get(b"content-encoding", b"identity")
+    if encoding.lower() != b"identity":
+        raise HttpRefusalError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "bodies with a Content-Encoding are not taken; send the body as it is",
+        )
+
+
 def _declared_length(scope: Message) -> int | None:
     value = dict(scope["headers"]).get(b"content-length", b"")
     return int(value) if value.isdigit() and len(value) < 20 else None
+
+
+async def _refuse(send: Send, error: AdapterError, path: str) -> None:
+    await _send(send, status_of(error), body_of(error, path))
 
 
 async def _send(send: Send, status: int, body: bytes) -> None:

@@ -52,10 +52,8 @@ def claim(host: str, port: int, *, shared: bool = False, first: bool = True) -> 
         ConfigError: the port is taken, or the address is not one of this machine.
     """
     try:
-        # A port that is shared can be joined by any program of this user, another model among them.
-        # So the first instance takes it alone for a moment.
         if shared and first:
-            _listen(host, port, shared=False).close()
+            return _listen_first(host, port)
         return _listen(host, port, shared=shared)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -66,6 +64,18 @@ def claim(host: str, port: int, *, shared: bool = False, first: bool = True) -> 
         raise ConfigError(
             f"config.pbtxt: OPENAI_HOST: {host}:{port} cannot be used: {error}"
         ) from None
+
+
+def _listen_first(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, and lets the other instances of this model join."""
+    # Triton loads models at the same time. Of two models with this port, only one may be between
+    # the next two calls. The kernel frees such a name when its socket is closed.
+    with socket.socket(socket.AF_UNIX) as turn:
+        turn.bind(f"\0triton_vllm.openai {host} {port}")
+        # A port that is shared can be joined by any program of this user, another model among
+        # them. So this instance takes it alone for a moment.
+        _listen(host, port, shared=False).close()
+        return _listen(host, port, shared=True)
 
 
 def _listen(host: str, port: int, *, shared: bool) -> socket.socket:

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import Collector, EngineClient
     from triton_vllm.engine.gate import Gate
+    from triton_vllm.engine.openai_requests import OpenAiRequest
     from triton_vllm.engine.prompts import Prompter
     from triton_vllm.engine.runner import Runner
-    from triton_vllm.engine.visit import Visit
     from triton_vllm.lora.config import Adapters
     from triton_vllm.lora.store import Version
     from triton_vllm.vllm_api import Facts, Vllm
 
 # Tasks that the application starts for a request inherit it.
-VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+REQUEST: ContextVar[OpenAiRequest | None] = ContextVar("request", default=None)
 """The request that this task works on."""
 _AMOUNTS = (
     "n", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "stop", "bad_words",
@@ -52,7 +52,7 @@ class Rules:
         runner: counts the requests.
         facts: what the model can do and take.
         limits: the model's limits.
-        prompter: tries constraints.
+        prompter: tries constraints, and shares the event loop.
         adapters: the places of the LoRA adapters.
     """
 
@@ -92,12 +92,12 @@ class Rules:
         Raises:
             AdapterError: the reason for a refusal.
         """
-        visit = VISIT.get()
+        request = REQUEST.get()
         # Every way to the application leads through the door.
-        if visit is None:
+        if request is None:
             raise InternalError("the request has not come through the door")
-        if visit.ended is not None:
-            raise visit.ended
+        if request.ended is not None:
+            raise request.ended
         # 1) The state may have changed since the request came through the door.
         self.gate.require_alive()
         self.gate.require_awake()
@@ -108,18 +108,26 @@ class Rules:
         values = {name: getattr(params, name, None) for name in _AMOUNTS}
         count = values["n"] = values["n"] or 1
         check_amounts(self.limits, values, self.facts.max_tokens)
-        # 3) Room, which is free again when the visit ends
-        asked = visit.asked + count
-        if asked > max(visit.weight, 1):
+        # 3) Room, which is free again when the request ends
+        asked = request.asked + count
+        if asked > max(request.weight, 1):
             most = self.limits.max_requests_in_flight
             refuse_above(most, asked, "the request asks for", "completions or inputs")
-            self.gate.require_room(asked - visit.weight, "completions or inputs")
+            self.gate.require_room(asked - request.weight, "completions or inputs")
         # 4) The cost of the whole
         facts = self.facts
-        bound_cost(params, prompt, self.limits, facts.max_tokens, facts.vocabulary)
+        cost = bound_cost(params, prompt, self.limits, facts.max_tokens, facts.vocabulary)
+        # vLLM's application copies the lists for each prompt, and builds one answer for all.
+        request.token_ids += cost.token_ids
+        request.logprob_values += cost.logprob_values
+        most = self.limits.max_token_ids
+        refuse_above(most, request.token_ids, "the parameters have, for all prompts,", "token ids")
+        most = self.limits.max_logprob_values
+        text = "the request asks, for all prompts, for"
+        refuse_above(most, request.logprob_values, text, "log probabilities")
         if getattr(params, "min_tokens", 0):
             bound_minimum(params, prompt, facts.max_tokens)
-        self.runner.visits.weigh(visit, count)
+        self.runner.openai_requests.weigh(request, count)
 
     async def examine(self, llm: EngineClient, params: Any) -> None:
         """Refuse a constraint that costs too much to compile, also one that vLLM has made.
@@ -177,22 +185,24 @@ class Seam:
     ) -> Collector:
         """Give a request to vLLM, and note it."""
         rules = self._rules
-        visit = VISIT.get()
+        request = REQUEST.get()
         try:
             await rules.examine(self._llm, params)
-            if visit is None:
+            # A request may have hundreds of prompts, and vLLM tokenizes `bad_words` for each.
+            await rules.prompter.take_turn()
+            if request is None:
                 raise InternalError("the request has not come through the door")
-            if visit.ended is not None:
-                raise visit.ended
+            if request.ended is not None:
+                raise request.ended
         except AdapterError as error:
             raise vllm_api.as_vllms(rules.vllm, error) from None
         # The application knows an adapter by its name only. vLLM must get the one with the contents
         # that the request has found.
         if options.get("lora_request") is not None:
-            options["lora_request"] = visit.adapter.request if visit.adapter else None
+            options["lora_request"] = request.adapter.request if request.adapter else None
         add: Any = self._llm.add_request
         collector: Collector = await add(request_id, prompt, params, *rest, **options)
-        rules.runner.visits.join(visit, request_id, getattr(params, "n", 1), collector)
+        rules.runner.openai_requests.join(request, request_id, getattr(params, "n", 1), collector)
         return collector
 
     def _checked(

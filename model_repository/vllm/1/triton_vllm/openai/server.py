@@ -73,8 +73,6 @@ class Plan:
             timeout_graceful_shutdown=int(CLOSE_S),
             **{name: getattr(args, name) for name in _TLS},
         )
-        # For uvicorn's other protocol.
-        config.h11_max_incomplete_event_size = 65_536
         try:
             config.load()
         # OpenSSL's and Python's exceptions about files.

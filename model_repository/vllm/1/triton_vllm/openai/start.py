@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from triton_vllm.base.limits import Limits
+    from triton_vllm.chat.template import ChatTemplate
     from triton_vllm.engine.engine import Engine
     from triton_vllm.engine.gate import Gate
     from triton_vllm.lora.config import Adapters
@@ -25,6 +27,30 @@ if TYPE_CHECKING:
 
 KEY = "VLLM_API_KEY"
 STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The arguments that count for both APIs.
+
+    Attributes:
+        engine: the engine's arguments.
+        parsers: the parsers of chat answers.
+        chat_template: the chat template.
+    """
+
+    engine: Mapping[str, Any]
+    parsers: ParserNames
+    chat_template: ChatTemplate
+
+    def values(self) -> dict[str, Any]:
+        """Return them as the operator wrote them, under the names that vLLM's server has."""
+        return {
+            **self.engine,
+            "chat_template": self.chat_template.value,
+            "tool_call_parser": self.parsers.tool or None,
+            "reasoning_parser": self.parsers.reasoning or None,
+        }
 
 
 def reserve(host: str, port: int, *, without_key: bool, first: bool | None) -> Port:
@@ -55,21 +81,19 @@ def reserve(host: str, port: int, *, without_key: bool, first: bool | None) -> P
 def plan(
     vllm: Vllm,
     port: Port,
+    shared: Shared,
     *,
     name: str,
     model_dir: Path,
-    engine_args: Mapping[str, Any],
-    parsers: ParserNames,
 ) -> Plan:
     """Return what the port is served with, after all that can be checked without the engine.
 
     Args:
         vllm: the loaded vLLM.
         port: where it will listen.
+        shared: the arguments that count for both APIs.
         name: the model's name in Triton.
         model_dir: the folder with ``config.pbtxt``.
-        engine_args: the engine's arguments.
-        parsers: the parsers of both APIs.
 
     Raises:
         ConfigError: an argument is wrong, or this vLLM has no such server.
@@ -78,8 +102,14 @@ def plan(
     if os.environ.get(STORE, "0").lower() not in ("", "0", "false"):
         raise ConfigError(f"OPENAI_PORT: responses are not kept; unset {STORE}")
     try:
-        own = arguments.read(model_dir, vllm, engine_args, parsers)
-        args = vllm_api.server_args(vllm, engine_args, own, parsers)
+        own = arguments.read(model_dir, vllm, shared.values())
+        args = vllm_api.server_args(
+            vllm,
+            shared.engine,
+            own,
+            parsers=shared.parsers,
+            chat_template=shared.chat_template.text,
+        )
     except vllm_api.OpenAiError as error:
         raise ConfigError(f"{arguments.FILE_NAME}: {error}") from None
     args.served_model_name = [name]

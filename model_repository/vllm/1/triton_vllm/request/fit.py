@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
@@ -40,6 +41,18 @@ def check_fit(request: Request, facts: Facts, limits: Limits) -> None:
     _check_length(chat.characters if chat else len(request.text or ""), facts, limits)
 
 
+def check_prompt_ids(name: str, ids: Collection[int], facts: Facts) -> None:
+    """Refuse the token ids of a prompt that would stop the engine.
+
+    Raises:
+        InvalidRequestError: there is such an id. The text begins with ``name``.
+    """
+    # Multimodal models use ids above their vocabulary as placeholders of pictures.
+    known = replace(facts, vocabulary=0) if facts.multimodal else facts
+    if ids:
+        check_ids(name, ids, known)
+
+
 def _check_ids_of_prompt(ids: tuple[int, ...] | None, facts: Facts) -> None:
     if ids is None:
         return
@@ -48,9 +61,7 @@ def _check_ids_of_prompt(ids: tuple[int, ...] | None, facts: Facts) -> None:
             f"the prompt has {len(ids)} tokens, "
             f"more than this model's maximum of {facts.max_tokens}"
         )
-    # Multimodal models use ids above their vocabulary as placeholders of pictures.
-    if not facts.multimodal:
-        check_ids("the prompt", ids, facts)
+    check_prompt_ids("the prompt", ids, facts)
 
 
 def _check_length(characters: int, facts: Facts, limits: Limits) -> None:

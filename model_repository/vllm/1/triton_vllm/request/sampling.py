@@ -199,7 +199,7 @@ def _from_json(value: Any, otherwise: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return otherwise
 
 

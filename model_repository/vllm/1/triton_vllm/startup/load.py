@@ -158,6 +158,7 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
         vllm,
         vllm_api.media_loaders(vllm, values),
         partial(check_videos, settings.limits),
+        chat_template=prepared.chat_template.text,
         samples_ahead=vllm_api.runs_on_cpu(),
     )
     return Engine(

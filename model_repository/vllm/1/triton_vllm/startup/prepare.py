@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import vllm_api
 from triton_vllm.base import official
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.chat import parsers
+from triton_vllm.chat import parsers, template
 from triton_vllm.lora import config
 from triton_vllm.media import audio
 from triton_vllm.startup import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from triton_vllm.base.protocols import Log
+    from triton_vllm.chat.template import ChatTemplate
     from triton_vllm.instances.frontends import Frontends
     from triton_vllm.openai.port import Port
     from triton_vllm.openai.server import Plan
@@ -63,6 +64,7 @@ class Prepared:
         adapters: where the LoRA adapters are.
         file_name: the file with the engine arguments. Relative to the model's folder.
         parsers: the parsers that read the answers to chats.
+        chat_template: the chat template that the operator has chosen.
         run_folder: where vLLM's sockets are. None if no folder can be made.
         openai: what vLLM's OpenAI server is started with. None if there is none.
     """
@@ -73,6 +75,7 @@ class Prepared:
     adapters: config.Adapters
     file_name: str
     parsers: ParserNames
+    chat_template: ChatTemplate
     run_folder: RunFolder | None
     openai: Plan | None = None
 
@@ -102,7 +105,10 @@ def prepare(
     chosen = settings.read(json.loads(args["model_config"]))
     log.info(manifest.check(model_dir))
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
-    arguments, tool_parser = parsers.split(engine_args.read(model_dir, version_dir), file_name)
+    given, chat_template = template.split(
+        engine_args.read(model_dir, version_dir), model_dir, file_name
+    )
+    arguments, tool_parser = parsers.split(given, file_name)
     port = _reserve_port(chosen, shared)
     # 2) Set up this process. vLLM reads variables while it is imported, and its processes inherit
     #    them.
@@ -145,6 +151,7 @@ def prepare(
         adapters=adapters,
         file_name=file_name,
         parsers=names,
+        chat_template=chat_template,
         run_folder=run,
     )
     if port is None:
@@ -154,10 +161,9 @@ def prepare(
     plan = start.plan(
         vllm,
         port,
+        start.Shared(prepared.engine_args, names, chat_template),
         name=args["model_name"],
         model_dir=model_dir,
-        engine_args=prepared.engine_args,
-        parsers=names,
     )
     return replace(prepared, openai=plan)
 

@@ -100,7 +100,12 @@ def server_arg_types(vllm: Vllm) -> dict[str, Any]:
 
 
 def server_args(
-    vllm: Vllm, engine_args: Mapping[str, Any], own: Mapping[str, Any], parsers: ParserNames
+    vllm: Vllm,
+    engine_args: Mapping[str, Any],
+    own: Mapping[str, Any],
+    *,
+    parsers: ParserNames,
+    chat_template: str | None,
 ) -> Any:
     """Return the arguments of vLLM's server.
 
@@ -109,6 +114,7 @@ def server_args(
         engine_args: the engine's arguments. They replace those of the same name.
         own: the arguments that the engine does not have.
         parsers: the parsers of both APIs.
+        chat_template: the chat template of both APIs. None means the model's own.
 
     Raises:
         OpenAiError: vLLM refuses the arguments.
@@ -119,6 +125,7 @@ def server_args(
         setattr(args, name, value)
     for name, value in own.items():
         setattr(args, name, value)
+    args.chat_template = chat_template
     args.tool_call_parser = parsers.tool or None
     args.enable_auto_tool_choice = bool(parsers.tool)
     # vLLM validates all arguments of a command line, and its exceptions are of any kind.

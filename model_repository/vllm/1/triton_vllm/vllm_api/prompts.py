@@ -51,15 +51,20 @@ async def has_tekken(llm: EngineClient) -> bool:
 
 
 async def render_chat(
-    vllm: Vllm, llm: EngineClient, messages: list[Any], template_kwargs: Mapping[str, Any]
+    vllm: Vllm,
+    llm: EngineClient,
+    messages: list[Any],
+    template_kwargs: Mapping[str, Any],
+    template: str | None = None,
 ) -> Any:
-    """Return the prompt of a conversation, made with the model's chat template.
+    """Return the prompt of a conversation, made with a chat template.
 
     Args:
         vllm: the loaded vLLM.
         llm: the engine.
         messages: the conversation.
         template_kwargs: further arguments of the template.
+        template: the template. None means the model's own.
 
     Raises:
         Exception: the template's own exception about the messages.
@@ -70,11 +75,13 @@ async def render_chat(
     }
     found: Any = getattr(llm, "renderer", None)
     if vllm.ChatParams is not None and hasattr(found, "render_chat_async"):
-        params = vllm.ChatParams(chat_template_kwargs=options)
+        params = vllm.ChatParams(chat_template=template, chat_template_kwargs=options)
         # vLLM 0.32 limits the template's time here.
         _, (prompt,) = await found.render_chat_async([messages], params)
         return prompt
     tokenizer = await tokenizer_of(llm)
+    if template is not None:
+        options["chat_template"] = template
     text = tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
     # The template writes the special tokens itself, so the tokenizer must not add them.
     return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}

@@ -27,10 +27,14 @@ def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
     return "embed" if "embed" in tasks else ""
 
 
-def pair_renderer(llm: EngineClient) -> RenderPair | None:
+def pair_renderer(llm: EngineClient, template: str | None = None) -> RenderPair | None:
     """Return a function that makes a prompt and its parameters from two texts.
 
     It is None if this vLLM has no class for that.
+
+    Args:
+        llm: the engine.
+        template: the chat template. None means the model's own.
     """
     try:
         protocol = importlib.import_module(f"{_PLACE}.protocol")
@@ -40,11 +44,11 @@ def pair_renderer(llm: EngineClient) -> RenderPair | None:
         processor = processors["cross-encoder"](
             vllm_config=getattr(llm, "vllm_config", None),
             renderer=getattr(llm, "renderer", None),
-            chat_template_config=_template_config(),
+            chat_template_config=_template_config(template),
         )
         ask = processor.render_async
         fixed = {
-            "chat_template": None,
+            "chat_template": template,
             "max_tokens_per_query": 0,
             "max_tokens_per_doc": 0,
             "tok_params": request.build_tok_params(llm.model_config),
@@ -64,10 +68,10 @@ def pair_renderer(llm: EngineClient) -> RenderPair | None:
     return render
 
 
-def _template_config() -> Any:
+def _template_config(template: str | None) -> Any:
     for place in _TEMPLATES:
         try:
-            return importlib.import_module(place).ChatTemplateConfig()
+            return importlib.import_module(place).ChatTemplateConfig(chat_template=template)
         except (ImportError, AttributeError):
             continue
     raise ImportError("no ChatTemplateConfig")

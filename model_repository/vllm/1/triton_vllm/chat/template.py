@@ -1,0 +1,66 @@
+"""Take the chat template that the operator has chosen from the engine arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+# An option of vLLM's server, and not an argument of its engine. Both APIs render chats.
+NAME = "chat_template"
+# vLLM's server tells templates from names of files by these.
+_JINJA = frozenset("{}\n")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The operator's chat template.
+
+    Attributes:
+        value: the argument as the operator wrote it. None if the model's own template counts.
+        text: the template. None if the model's own counts.
+    """
+
+    value: str | None = None
+    text: str | None = None
+
+
+def split(
+    given: Mapping[str, Any], model_dir: Path, file: str
+) -> tuple[Mapping[str, Any], ChatTemplate]:
+    """Return the engine arguments without the chat template, and the template.
+
+    Args:
+        given: the engine arguments as the operator wrote them.
+        model_dir: the folder with ``config.pbtxt``. Names of files are relative to it.
+        file: the file with the arguments.
+
+    Raises:
+        ConfigError: the argument is not a template or the name of a file with one.
+    """
+    others = {name: value for name, value in given.items() if name != NAME}
+    value = given.get(NAME)
+    if value in (None, ""):
+        return others, ChatTemplate()
+    if not isinstance(value, str):
+        raise ConfigError(f"{file}: {NAME} must be a template, or the name of a file with one")
+    text = value if _JINJA & set(value) else _read(model_dir / value, file)
+    return others, ChatTemplate(value, text)
+
+
+def _read(path: Path, file: str) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: {NAME}: the file {path} cannot be read: {error}; "
+            "give a path in the model's folder, an absolute path, or the template itself"
+        ) from None
+    if not _JINJA & set(text):
+        raise ConfigError(f"{file}: {NAME}: the file {path} has no template")
+    return text
