@@ -34,6 +34,6 @@ if [[ ${1:-} == --fast ]]; then
   shift
   set -- tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
 fi
-workers=4  # on two cores: servers wait more than they work; a later -n0 gives one process, as --pdb needs it
-[[ $# -gt 0 && -f ${1%%::*} ]] && workers=0  # four would spend more time on their own start than on one file
+workers=5  # on two cores: servers wait more than they work; a later -n0 gives one process, as --pdb needs it
+[[ $# -gt 0 && -f ${1%%::*} ]] && workers=0  # five would spend more time on their own start than on one file
 exec "$PYTHON" -B tests/support/own_place.py "$root" "$data" python -m pytest -o "cache_dir=$data/pytest" --numprocesses "$workers" "$@"
