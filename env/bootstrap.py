@@ -38,6 +38,7 @@ from vllm_env.base.machine import require_x86_64
 from vllm_env.base.network import Network, PipConfig, parse_pip_config, without_uv_settings
 from vllm_env.base.process import run
 from vllm_env.cli.parser import parse
+from vllm_env.inside import parts_places
 
 ENV = Path(__file__).resolve().parent
 TOOLS = ENV.parent / ".tools"
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> int:
         # A wrong option, --help and --version need no tools, so they come first.
         _, options = parse(arguments)
         require_x86_64()
-        settle_home(TOOLS / "cache")
+        settle_home(TOOLS / "cache", parts_places.without_home())
         folder = tools_folder()
         if ensure(folder, LOCK, options):
             remove_outdated(folder)

@@ -68,19 +68,32 @@ def places() -> list[str]:
     candidates = [
         os.environ.get(VARIABLE, ""),
         os.path.join(cache, "vllm_env", "unpacked"),
-        os.path.join(_temporary(), own),
-        os.path.join(_TMP, own),
+        _temporary_place(),
+        os.path.join(_TMP, _own_name()),
     ]
     # A "~" is left if this user has no home.
     usable = [os.path.abspath(path) for path in candidates if path and not path.startswith("~")]
     return list(dict.fromkeys(usable))
 
 
-def _temporary() -> str:
+def without_home() -> dict[str, str]:
+    """Return the variable for a build whose caches are not in the home.
+
+    A server does not know that other folder. It looks among the temporary files, too.
+    """
+    return {VARIABLE: _temporary_place()}
+
+
+def _temporary_place() -> str:
+    temporary = _TMP
     # Python looks for a folder that can be written, and raises an error if it finds none.
     with suppress(FileNotFoundError):
-        return tempfile.gettempdir()
-    return _TMP
+        temporary = tempfile.gettempdir()
+    return os.path.join(temporary, _own_name())
+
+
+def _own_name() -> str:
+    return f"vllm_env_unpacked_{os.geteuid()}"
 
 
 def is_whole(tree: str) -> bool:
