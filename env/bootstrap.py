@@ -35,9 +35,10 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256, give, give_tree, is_writable, owner_of
 from vllm_env.base.locks import locked, remove_unlocked, take_lock
 from vllm_env.base.machine import require_x86_64
-from vllm_env.base.network import Network, PipConfig, parse_pip_config
+from vllm_env.base.network import Network, PipConfig, parse_pip_config, without_uv_settings
 from vllm_env.base.process import run
 from vllm_env.cli.parser import parse
+from vllm_env.inside import parts_places
 
 ENV = Path(__file__).resolve().parent
 TOOLS = ENV.parent / ".tools"
@@ -46,8 +47,6 @@ VERSION = platform.python_version()
 PYTHON = sysconfig.get_python_version()
 # Settings of pip that would install to another place, or nothing.
 ASTRAY = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN", "PIP_PYTHON", "PIP_CONSTRAINT")
-# The same for uv.
-UV_ASTRAY = ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_SYSTEM_PYTHON")
 # ``python -m`` would put the current folder first in sys.path: a module there would be imported.
 # The option against that (-P) is newer than Python 3.10.
 RUN = (
@@ -70,7 +69,7 @@ def main(arguments: list[str]) -> int:
         # A wrong option, --help and --version need no tools, so they come first.
         _, options = parse(arguments)
         require_x86_64()
-        settle_home(TOOLS / "cache")
+        settle_home(TOOLS / "cache", parts_places.without_home())
         folder = tools_folder()
         if ensure(folder, LOCK, options):
             remove_outdated(folder)
@@ -254,7 +253,7 @@ def with_uv(
     options = ["--no-config", "--link-mode", "copy", "--compile-bytecode", "--require-hashes"]
     python = folder / "bin" / "python"
     command = [folder / "bin" / "uv", "pip", "install", "--python", python, *options, *from_where]
-    environment = {**dict.fromkeys(UV_ASTRAY, ""), **config.uv_environment()}
+    environment = {**without_uv_settings(), **config.uv_environment()}
     Network().program([*command, "--requirement", lock], env=environment, **messages)
 
 

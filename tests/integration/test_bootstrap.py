@@ -134,6 +134,10 @@ def test_uv_installs_what_the_lock_has_beside_it(place: Place) -> None:
     configured = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     links = f"{_find_links()} {place.wheels}"
     place.env |= {**configured, "PIP_FIND_LINKS": links}
+    # Each of these alone would make uv fail, or install to another place.
+    (place.root.parent / "constraint").write_text("tool<1\n")
+    place.env |= {"UV_CONSTRAINT": str(place.root.parent / "constraint"), "UV_NO_BINARY": "1"}
+    place.env |= {"UV_PYTHON": "/no/such/python", "UV_EXCLUDE_NEWER": "2001-01-01"}
     lock = place.root / "env/requirements.txt"
     tool = lock.read_text()
     lock.write_text(tool + bootstrap.entry_of("uv", CHECKOUT / "env/requirements.txt"))

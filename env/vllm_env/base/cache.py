@@ -22,7 +22,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -90,10 +90,11 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "vllm_env"
 
 
-def settle_home(caches: Path) -> None:
+def settle_home(caches: Path, variables: Mapping[str, str]) -> None:
     """Move all caches, including uv's and pip's, if ``~/.cache`` cannot be written.
 
-    They go to ``VLLM_ENV_CACHE`` if it is set, else to ``caches``.
+    They go to ``VLLM_ENV_CACHE`` if it is set, else to ``caches``. Then ``variables`` are set, too,
+    unless the user has set them.
     """
     place = Path(os.environ.get("VLLM_ENV_CACHE") or caches).absolute()
     # A user whom the container's /etc/passwd does not list has the home "/", or none at all.
@@ -104,6 +105,8 @@ def settle_home(caches: Path) -> None:
     # uv and pip follow XDG_CACHE_HOME, so one variable moves all caches.
     if not is_writable(default_root()) and is_writable(place):
         os.environ["XDG_CACHE_HOME"] = str(place)
+        for name, value in variables.items():
+            os.environ[name] = os.environ.get(name) or value
 
 
 def give_cache() -> None:

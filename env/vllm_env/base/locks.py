@@ -84,9 +84,17 @@ def take_lock(place: Path, operation: int, flags: int = _FOLDER) -> int:
     """
     # O_CLOEXEC: a program that a build starts must not keep the lock after the build.
     handle = os.open(place, flags | os.O_CLOEXEC, 0o644)
+    is_locked = False
     try:
         fcntl.flock(handle, operation)
-    except BaseException:
-        os.close(handle)
+        is_locked = True
+    except BlockingIOError:
         raise
+    # The error has no path. NFS gives one if its lock service does not run.
+    except OSError as error:
+        text = f"cannot be locked ({error.strerror}); use a folder on a local disk"
+        raise OSError(error.errno, text, str(place)) from error
+    finally:
+        if not is_locked:
+            os.close(handle)
     return handle

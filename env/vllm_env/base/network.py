@@ -28,6 +28,15 @@ from .process import capture, run
 
 # The settings of pip that say where packages come from.
 _NAMES = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
+# The user's settings of uv that count here: where packages come from, how to get there, and uv's
+# cache. The others may change what is installed, and where: UV_CONSTRAINT, UV_EXCLUDE_NEWER,
+# UV_PRERELEASE, UV_NO_BINARY, UV_TORCH_BACKEND. uv reads the file of UV_CONFIG_FILE despite
+# --no-config.
+_UV_SOURCES = re.compile(
+    r"UV_(DEFAULT_INDEX|INDEX\w*|EXTRA_INDEX_URL|FIND_LINKS|\w+_MIRROR(_URL)?|\w+_ENDPOINT_URL"
+    r"|KEYRING_PROVIDER|CREDENTIALS_DIR|GITHUB_TOKEN|INSECURE_HOST|NATIVE_TLS|SYSTEM_CERTS|OFFLINE"
+    r"|HTTP_\w+|REQUEST_TIMEOUT|CONCURRENT_\w+|CACHE_DIR|NO_CACHE|LOCK_TIMEOUT)"
+)
 # s; a user without network access must not wait long.
 _CONNECT_TIMEOUT = 3.0
 # s between two parts of a file.
@@ -119,6 +128,16 @@ class PipConfig:
         return {"SSL_CERT_FILE": self.cert} if is_needed else {}
 
 
+def without_uv_settings() -> dict[str, str]:
+    """Return the changes of the environment that keep a user's settings out of uv's results.
+
+    The settings that only say where packages come from, and how to get there, stay.
+    """
+    settings = [name for name in os.environ if name.startswith("UV_")]
+    astray = [name for name in settings if not _UV_SOURCES.fullmatch(name)]
+    return dict.fromkeys(["VIRTUAL_ENV", "CONDA_PREFIX", *astray], "")
+
+
 def read_pip_config(python: str = sys.executable) -> PipConfig:
     """Return pip's configuration as ``pip config list`` prints it; an empty one without pip."""
     # pip itself knows where its files are. -I: import nothing from the current folder.
@@ -188,7 +207,8 @@ class Network:
             if self.offline:
                 sources.insert(0, "--offline")
         command = [Path(sys.executable).parent / "uv", *arguments, *sources]
-        options["env"] = {**self.pip.uv_environment(), **options.get("env", {})}
+        own = options.get("env", {})
+        options["env"] = {**without_uv_settings(), **self.pip.uv_environment(), **own}
         pytorch = ["--torch-backend", torch_backend] if torch_backend else []
         return self._run_with_torch(command, what, mirror="--index", pytorch=pytorch, **options)
 

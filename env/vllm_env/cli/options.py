@@ -7,6 +7,7 @@ from vllm_env.base.cache import Cache, cache_root, settle_home
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
+from vllm_env.inside import parts_places
 from vllm_env.layout import LAYOUTS
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
@@ -71,7 +72,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
 def open_workspace(options: argparse.Namespace) -> Workspace:
     """Return the workspace of a run: the user's cache and the network that the options allow."""
     # Also for an installed wheel, which has no bootstrap that would have done this.
-    settle_home(PLACE / ".tools" / "cache")
+    settle_home(PLACE / ".tools" / "cache", parts_places.without_home())
     network = Network(
         pip=read_pip_config(),
         offline=options.offline,

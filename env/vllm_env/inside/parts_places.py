@@ -64,23 +64,35 @@ _held: list[int] = []
 def places() -> list[str]:
     """Return the folders for unpacked environments, best first (docs/layouts.md lists them)."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    own = f"vllm_env_unpacked_{os.geteuid()}"
     candidates = [
         os.environ.get(VARIABLE, ""),
         os.path.join(cache, "vllm_env", "unpacked"),
-        os.path.join(_temporary(), own),
-        os.path.join(_TMP, own),
+        _temporary_place(),
+        os.path.join(_TMP, _own_name()),
     ]
     # A "~" is left if this user has no home.
     usable = [os.path.abspath(path) for path in candidates if path and not path.startswith("~")]
     return list(dict.fromkeys(usable))
 
 
-def _temporary() -> str:
+def without_home() -> dict[str, str]:
+    """Return the variable for a build whose caches are not in the home.
+
+    A server does not know that other folder. It looks among the temporary files, too.
+    """
+    return {VARIABLE: _temporary_place()}
+
+
+def _temporary_place() -> str:
+    temporary = _TMP
     # Python looks for a folder that can be written, and raises an error if it finds none.
     with suppress(FileNotFoundError):
-        return tempfile.gettempdir()
-    return _TMP
+        temporary = tempfile.gettempdir()
+    return os.path.join(temporary, _own_name())
+
+
+def _own_name() -> str:
+    return f"vllm_env_unpacked_{os.geteuid()}"
 
 
 def is_whole(tree: str) -> bool:
@@ -124,29 +136,54 @@ def remove_unused(place: str, keep: int = _KEPT, *, dry_run: bool = False) -> li
 
 @contextmanager
 def locked(tree: str) -> Iterator[int]:
-    """Hold an environment's lock exclusively; BlockingIOError if a process has it."""
+    """Hold an environment's lock exclusively.
+
+    Raises:
+        BlockingIOError: a process has it.
+        OSError: it cannot be taken.
+    """
     # O_NOFOLLOW: a link in the lock's place must not lead to another file.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(f"{tree}.lock", flags, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield handle
     finally:
         os.close(handle)
 
 
 def hold(tree: str) -> bool:
-    """Wait for the shared lock and keep it until this process ends; False if nothing is whole."""
+    """Wait for the shared lock and keep it until this process ends; False if nothing is whole.
+
+    Raises:
+        OSError: the lock cannot be taken.
+    """
     try:
         handle = os.open(f"{tree}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
-    fcntl.flock(handle, fcntl.LOCK_SH)
-    if not is_whole(tree):
-        os.close(handle)
-        return False
-    _held.append(handle)
-    return True
+    is_held = False
+    try:
+        _take(handle, fcntl.LOCK_SH)
+        is_held = is_whole(tree)
+    finally:
+        if not is_held:
+            os.close(handle)
+    if is_held:
+        _held.append(handle)
+    return is_held
+
+
+def _take(handle: int, operation: int) -> None:
+    try:
+        fcntl.flock(handle, operation)
+    except BlockingIOError:
+        raise
+    # For example on NFS, if its lock service does not run.
+    except OSError as error:
+        raise OSError(
+            error.errno, f"its files cannot be locked ({error.strerror}); use a local disk"
+        ) from error
 
 
 def folders_of(tree: str) -> list[str]:

@@ -136,9 +136,7 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
     # 1) Look in all places, before anything is unpacked in a better one.
     for place in candidates:
         tree = os.path.join(place, facts["key"])
-        if is_safe(place) and is_whole(tree) and hold(tree):
-            with suppress(OSError):
-                os.utime(os.path.join(tree, MARK))  # `remove_unused` goes by this time
+        if is_safe(place) and is_whole(tree) and _hold_found(tree, tell):
             tell(f"the environment is unpacked in {tree}")
             return tree
     # 2) Unpack in the first place that can be used.
@@ -149,8 +147,7 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
             require_usable(place)
-            if network := network_of(place):
-                tell(f"{place} ({VARIABLE}) is on a network file system ({network}): slow starts")
+            _warn_of_network(place, tell)
             _unpack_once(tree, facts, parts, tell)
         except OSError as error:
             reasons.append(f"{place}: {error.strerror or error}")
@@ -162,6 +159,28 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
         f"{'; '.join(reasons)}. Set {VARIABLE} to a folder on a local disk with enough space, "
         "or build with --layout archive or directory."
     )
+
+
+def _hold_found(tree: str, tell: Tell) -> bool:
+    """Hold an environment that is whole; return False if that is not possible."""
+    _warn_of_network(os.path.dirname(tree), tell)
+    try:
+        is_held = hold(tree)
+    except OSError as error:
+        tell(f"cannot use {tree}: {error.strerror or error}")
+        return False
+    with suppress(OSError):
+        os.utime(os.path.join(tree, MARK))  # `remove_unused` goes by this time
+    return is_held
+
+
+def _warn_of_network(place: str, tell: Tell) -> None:
+    # Before the lock: the wait for a lock there may not end.
+    if network := network_of(place):
+        tell(
+            f"{place} is on a network file system ({network}): slow starts. If this start hangs, "
+            f"set {VARIABLE} to a folder on a local disk"
+        )
 
 
 def space_for(facts: Facts) -> int:

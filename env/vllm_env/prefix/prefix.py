@@ -137,7 +137,7 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
         "install the wheels of the lock",
         torch_backend=lock.spec.torch_backend,
         # TMPDIR: uv leaves a lock file there for each environment that it has seen.
-        env={"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "TMPDIR": str(staging)},
+        env={"TMPDIR": str(staging)},
         remedy="Check that the package registry answers. "
         "If it no longer has a locked wheel, resolve again with --upgrade.",
     )

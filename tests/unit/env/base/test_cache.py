@@ -61,12 +61,12 @@ def test_where_the_home_cannot_be_written_all_caches_move(monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("VLLM_ENV_CACHE", raising=False)
-    cache.settle_home(tmp_path / "tools")
+    cache.settle_home(tmp_path / "tools", {})
     assert cache.cache_root() == tmp_path / ".cache" / "vllm_env"
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     if named:
         monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "own"))
-    cache.settle_home(tmp_path / "tools")
+    cache.settle_home(tmp_path / "tools", {})
     assert os.environ["XDG_CACHE_HOME"] == str(tmp_path / ("own" if named else "tools"))
     assert cache.cache_root() == (tmp_path / "own" if named else tmp_path / "tools" / "vllm_env")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -75,3 +77,18 @@ def test_a_locked_folder_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None
     assert folder.is_dir()
     assert remove_unlocked(folder)
     assert not folder.exists()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as NFS whose lock service does not run. The kernel's error has no path."""
+
+    def no_lock_service(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_lock_service)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="use a folder on a local disk") as caught, locked(tmp_path, lambda: None):
+        pass
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOLCK, str(tmp_path))
+    assert not remove_unlocked(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened

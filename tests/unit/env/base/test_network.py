@@ -273,3 +273,70 @@ def test_pytorchs_own_index_is_asked_after_the_users_sources(tmp_path: Path, mon
     commands.clear()
     assert "torch==9.9.9+cpu" in _resolve_torch(Network(pip), tmp_path)
     assert len(commands) == 1
+
+
+def _wheel(folder: Path, name: str, version: str) -> None:
+    """The smallest wheel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        info = f"{name}-{version}.dist-info"
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def _resolve_tool(network: Network, folder: Path) -> str:
+    (folder / "in.txt").write_text("tool\n")
+    command = ["pip", "compile", "--quiet", "--no-cache", "--no-config", "--output-file", folder / "out.txt", folder / "in.txt"]
+    network.uv(command, "resolve a tool", env={"UV_HTTP_RETRIES": "0"})
+    return (folder / "out.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UV_CONSTRAINT", "older.txt"),
+        ("UV_OVERRIDE", "older.txt"),
+        ("UV_EXCLUDE", "older.txt"),
+        ("UV_CONFIG_FILE", "uv.toml"),
+        ("UV_PRERELEASE", "allow"),
+        ("UV_RESOLUTION", "lowest"),
+        ("UV_PYTHON", "/no/such/python"),
+    ],
+)
+def test_no_setting_of_uv_changes_what_is_resolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Each would lead to another version, or to none."""
+    for version in ("1.0", "2.0", "3.0rc1"):
+        _wheel(tmp_path / "wheels", "tool", version)
+    (tmp_path / "older.txt").write_text("tool<2\n" if name != "UV_EXCLUDE" else "tool\n")
+    (tmp_path / "uv.toml").write_text('[pip]\nresolution = "lowest"\n')
+    monkeypatch.setenv(name, str(tmp_path / value) if "." in value else value)
+    pip = PipConfig(no_index=True, find_links=(str(tmp_path / "wheels"),))
+    assert "tool==2.0\n" in _resolve_tool(Network(pip), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+def test_the_registries_that_uv_is_configured_with_count(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A company's index, for example; but not next to a wheelhouse."""
+    _wheel(tmp_path / "served" / "simple" / "tool", "tool", "2.0")
+    _wheel(tmp_path / "house", "tool", "1.0")
+    monkeypatch.setenv(name, f"{server}/simple")
+    assert "tool==2.0\n" in _resolve_tool(Network(), tmp_path)
+    assert "tool==1.0\n" in _resolve_tool(Network(wheelhouse=tmp_path / "house"), tmp_path)
+
+
+def test_a_setting_stays_if_it_only_says_how_to_get_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and passwords of an index have its name in theirs."""
+    kept = (
+        "UV_INDEX_COMPANY_USERNAME", "UV_INDEX_COMPANY_PASSWORD", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS",
+        "UV_KEYRING_PROVIDER", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT", "UV_CACHE_DIR", "UV_PYTHON_INSTALL_MIRROR",
+    )  # fmt: skip
+    for name in (*kept, "UV_EXCLUDE_NEWER", "UV_TORCH_BACKEND", "UV_NEW_SETTING"):
+        monkeypatch.setenv(name, "x")
+    changes = module.without_uv_settings()
+    assert set(changes) >= {"UV_EXCLUDE_NEWER", "UV_TORCH_BACKEND", "UV_NEW_SETTING", "VIRTUAL_ENV"}
+    assert not set(changes) & set(kept)

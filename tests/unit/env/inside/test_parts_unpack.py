@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -309,7 +310,51 @@ def test_a_network_file_system_that_the_operator_names_is_used(
     monkeypatch.setattr(parts_unpack, "_package", str(small.folder / SITE / "_vllm_env_unpack"))
     told: list[str] = []
     assert parts_unpack.find(small.facts, small.parts, told.append) == str(far / KEY)
-    assert f"{far} ({VARIABLE}) is on a network file system (NFS): slow starts" in told
+    assert _warning(far) in told
+
+
+def _warning(place: Path) -> str:
+    return (
+        f"{place} is on a network file system (NFS): slow starts. If this start hangs, set {VARIABLE} to a folder on a local disk"
+    )
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_network_file_system_without_locks_is_passed_over(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """The log names the folder and what to do, before it waits for a lock that may never come."""
+    far, near = tmp_path / "far", tmp_path / "near"
+    monkeypatch.setattr(parts_unpack, "places", lambda: [str(far), str(near)])
+    monkeypatch.setenv(VARIABLE, str(far))
+    monkeypatch.setattr(parts_places, "_file_system", lambda place: 0x6969 if place == str(far) else 0)
+    monkeypatch.setattr(parts_unpack, "_prefix", str(small.folder))
+    monkeypatch.setattr(parts_unpack, "_package", str(small.folder / SITE / "_vllm_env_unpack"))
+    if is_there:
+        (far / KEY).mkdir(parents=True, mode=0o700)
+        (far / f"{KEY}.lock").touch()
+        parts_places.mark(str(far / KEY), synced=True)
+    told: list[str] = []
+    told_before_a_lock: list[list[str]] = []
+    lock = fcntl.flock
+
+    def no_lock_service(handle: int, operation: int) -> None:
+        if not Path(f"/proc/self/fd/{handle}").readlink().is_relative_to(far):
+            lock(handle, operation)
+            return
+        told_before_a_lock.append(list(told))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_lock_service)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    assert parts_unpack.find(small.facts, small.parts, told.append) == str(near / KEY)
+    reason = "its files cannot be locked (No locks available); use a local disk"
+    assert f"cannot unpack in {far}: {reason}" in told
+    assert (f"cannot use {far / KEY}: {reason}" in told) == is_there
+    assert all(_warning(far) in before for before in told_before_a_lock)
+    assert told_before_a_lock
+    # Only the lock that is held in the other folder.
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened + 1
 
 
 @pytest.mark.parametrize(
