@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -150,7 +151,14 @@ def build_application(llm: EngineClient, args: Any, tasks: Sequence[str]) -> App
         "supported_tasks": tuple(tasks),
         "model_config": llm.model_config,
     }
-    return Application(build(**_taken(build, given)), args)
+    # A package for SageMaker that vLLM imports here sets this level to ERROR: the warnings of the
+    # model's own code would no longer reach the server's log.
+    level = logging.root.level
+    try:
+        app = build(**_taken(build, given))
+    finally:
+        logging.root.setLevel(level)
+    return Application(app, args)
 
 
 def as_vllms(vllm: Vllm, error: AdapterError) -> Exception:
