@@ -160,15 +160,47 @@ def test_the_table_of_the_newest_vllm_on_h200s():
     assert len(h200_rows()) == 6
 
 
-def test_the_readme_has_every_load_of_the_model_that_both_served():
-    """All rows of docs/speed.md with a figure of vLLM's server, and at most four."""
-    expected = {
-        load: [over_server, over_engine, gap, server_gap]
-        for load, (over_engine, over_server, gap, server_gap, _) in h200_rows().items()
-        if over_server != "-"
+TWO_FRONT_ENDS = "serving_h100_llama-7b_count_2-20261125-2323-1d50583"
+OPENAI_PORT = "serving_h100_openai_port-20261125-2331-1d50583"
+
+
+def compared(rounds: list[dict[str, Any]], target: str, *figures: str) -> list[str]:
+    """Return our tokens per second over vLLM's server's, then each figure in ms: ours, and the server's."""
+    ours, theirs = (of_rounds(rounds, name, "output_throughput") for name in (target, "openai"))
+    cells = [shown([ours[number] / theirs[number] for number in ours], 2)]
+    return cells + [shown(list(of_rounds(rounds, name, f).values()), 1, 1000) for f in figures for name in (target, "openai")]
+
+
+def test_the_tables_of_front_ends_on_an_h100():
+    """Two front ends each at all loads; one front end each, asked by the OpenAI port and by gRPC."""
+    two = {f"{load[0]}": compared(r, "triton", "ttft_p50", "ttft_p99", "itl_p99") for load, r in cells_of(TWO_FRONT_ENDS).items()}
+    found = rows_of("docs/speed.md", "h100", 7)
+    found.pop("streams", None)
+    assert found == two
+    assert len(two) == 4
+    names = {"port": "OpenAI port", "grpc": "gRPC"}
+    one = {
+        f"{load[0]}, {name}": compared(rounds, target, "ttft_p50", "itl_p99")
+        for load, rounds in cells_of(OPENAI_PORT).items()
+        for target, name in names.items()
     }
-    assert rows_of("README.md", "h200", 4) == expected
-    assert len(expected) <= 4
+    found = rows_of("docs/speed.md", "h100", 5)
+    found.pop("streams, asked by", None)
+    assert found == one
+    assert len(one) == 4
+
+
+def test_the_readme_has_32_and_256_streams_with_one_and_two_front_ends():
+    """The same figures as in docs/speed.md, each next to a server with as many front ends."""
+    runs = {"one": H200["Llama-7B"], "two": TWO_FRONT_ENDS}
+    expected = {
+        f"{front_ends}, {load[0]}": compared(rounds, "triton", "itl_p99")
+        for front_ends, report in runs.items()
+        for load, rounds in cells_of(report).items()
+        if load[0] in (32, 256)
+    }
+    assert rows_of("README.md", "speed", 3) == expected
+    assert len(expected) == 4
 
 
 def test_the_table_of_the_open_loop():
