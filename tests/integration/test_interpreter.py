@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from support.repositories import CHECKOUT
 from support.small_fixtures import PYTHON
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
@@ -30,6 +31,21 @@ def _run(prefix: Path, code: str) -> str:
     return subprocess.check_output(
         [prefix / "bin/python", "-I", "-c", code], text=True, env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.STDOUT
     ).strip()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root becomes another user")
+def test_a_folder_of_another_user_is_passed_over(tmp_path: Path) -> None:
+    """PYENV_ROOT may still name root's, after a change of user that keeps the variables."""
+    private = tmp_path / "private"
+    (private / "pyenv").mkdir(parents=True)
+    private.chmod(0o700)
+    other_user = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
+    environment = {"PYTHONPATH": str(CHECKOUT / "env"), "PYENV_ROOT": str(private / "pyenv"), "PATH": "/usr/bin:/bin"}
+    if subprocess.run([*other_user, sys.executable, "-c", "import vllm_env"], env=environment, cwd="/", check=False).returncode:
+        pytest.skip(f"another user cannot run {sys.executable}")
+    code = f"from vllm_env.interpreter.find import _candidates; print(_candidates('{PYTHON}'))"
+    output = subprocess.check_output([*other_user, sys.executable, "-c", code], env=environment, text=True, cwd="/")
+    assert f"/usr/bin/python{PYTHON}" in output
 
 
 def test_an_interpreter_with_a_shared_libpython_is_found() -> None:

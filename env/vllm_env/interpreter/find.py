@@ -4,6 +4,7 @@ It must have a shared libpython, because the stub embeds it. The interpreters of
 are used only if there is no other one: they have to be changed (``debian.py``).
 """
 
+import glob
 import json
 import os
 import sys
@@ -112,8 +113,10 @@ def _candidates(python: str) -> list[Path]:
     candidates = []
     if sysconfig.get_python_version() == python:
         candidates.append(Path(sys.executable))
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    candidates += sorted(pyenv.glob(f"versions/{python}.*/bin/{name}"), reverse=True)
+    pyenv = os.environ.get("PYENV_ROOT") or str(Path.home() / ".pyenv")
+    # Path.glob() fails if another user's folder is named, as after `sudo -E`; glob() finds nothing.
+    found = glob.glob(f"{glob.escape(pyenv)}/versions/{python}.*/bin/{name}")
+    candidates += sorted(map(Path, found), reverse=True)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     # pyenv's shims are skipped: they start another program than their path names.
     candidates += [Path(folder, name) for folder in folders if folder and "/shims" not in folder]
