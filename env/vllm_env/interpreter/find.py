@@ -4,11 +4,11 @@ It must have a shared libpython, because the stub embeds it. The interpreters of
 are used only if there is no other one: they have to be changed (``debian.py``).
 """
 
-import glob
 import json
 import os
 import sys
 import sysconfig
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,10 +113,10 @@ def _candidates(python: str) -> list[Path]:
     candidates = []
     if sysconfig.get_python_version() == python:
         candidates.append(Path(sys.executable))
-    pyenv = os.environ.get("PYENV_ROOT") or str(Path.home() / ".pyenv")
-    # Path.glob() fails if another user's folder is named, as after `sudo -E`; glob() finds nothing.
-    found = glob.glob(f"{glob.escape(pyenv)}/versions/{python}.*/bin/{name}")
-    candidates += sorted(map(Path, found), reverse=True)
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    # It may be another user's folder, as after `sudo -E`.
+    with suppress(PermissionError):
+        candidates += sorted(pyenv.glob(f"versions/{python}.*/bin/{name}"), reverse=True)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     # pyenv's shims are skipped: they start another program than their path names.
     candidates += [Path(folder, name) for folder in folders if folder and "/shims" not in folder]
