@@ -6,6 +6,7 @@ are used only if there is no other one: they have to be changed (``debian.py``).
 
 import json
 import os
+import shutil
 import sys
 import sysconfig
 from contextlib import suppress
@@ -71,9 +72,12 @@ def find_interpreter(python: str) -> Interpreter:
     programs = set()
     last_choice = None
     for candidate in _candidates(python):
+        # None also in a folder that this user may not read, where is_file() would fail.
+        if shutil.which(candidate) is None:
+            continue
         program = candidate.resolve()
         # Several names may lead to one program.
-        if program in programs or not candidate.is_file():
+        if program in programs:
             continue
         programs.add(program)
         result = _probe(candidate, python)
