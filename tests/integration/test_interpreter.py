@@ -243,7 +243,7 @@ def test_any_other_interpreter_is_preferred_to_debians(monkeypatch: pytest.Monke
     for name, text in (("debian", "dist-packages"), ("pyenv", "site-packages")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "site.py").write_text(text)
-        (tmp_path / name / "python3.99").touch()
+        (tmp_path / name / "python3.99").touch(0o755)
         made[tmp_path / name / "python3.99"] = Interpreter("3.99.1", tmp_path, tmp_path, tmp_path / name, tmp_path)
     monkeypatch.setattr(find, "_candidates", lambda python: list(made))
     monkeypatch.setattr(find, "_probe", lambda candidate, python: made[candidate])
