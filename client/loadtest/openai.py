@@ -42,8 +42,6 @@ class OpenAIClient:
         self._session: Any = None
         self._ready = Readiness(self._require_ready, endpoint.reconnect)
         self._model = endpoint.model
-        # Whether the server has counted the tokens of any answer; None before the first answer.
-        self._counted: bool | None = None
 
     async def __aenter__(self) -> OpenAIClient:  # noqa: PYI034 - Self is not in Python 3.10
         """Open the session. It connects with the first request."""
@@ -131,7 +129,7 @@ class OpenAIClient:
     @property
     def counts_tokens(self) -> bool:
         """See ``endpoint.Backend``; vLLM's server does, and others are known after an answer."""
-        return self._counted is not False
+        return True
 
     async def _require_ready(self) -> None:
         where = f"{self._endpoint.url} (--url)"
@@ -240,7 +238,6 @@ class OpenAIClient:
         elif not record.times:
             record.fail("no response", _EMPTY)
         else:
-            self._counted = self._counted or stream.counted
             record.finish_reasons = stream.finish_reasons
 
     def _add_answer(self, answer: Mapping[str, Any], record: Record) -> None:
@@ -251,8 +248,7 @@ class OpenAIClient:
         # An answer without text is one piece, too.
         record.add_piece([_text(choice) for choice in choices])
         record.finish_reasons = tuple(choice.get("finish_reason") or "" for choice in choices)
-        counted = _count(answer.get("usage"), record)
-        self._counted = self._counted or counted
+        _count(answer.get("usage"), record)
 
 
 class _Stream:
@@ -260,14 +256,12 @@ class _Stream:
 
     Attributes:
         done: whether the server has said that the answer is complete.
-        counted: whether it has said how many tokens the answer has.
     """
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._reasons: dict[int, str] = {}
         self.done = False
-        self.counted = False
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
@@ -294,7 +288,7 @@ class _Stream:
         for choice in chunk.get("choices", ()):
             _add_piece(choice, self._record, self._reasons)
         # The last one has the sum, and no choices.
-        self.counted = _count(chunk.get("usage"), self._record) or self.counted
+        _count(chunk.get("usage"), self._record)
         limit = self._record.request.cancel_after
         if limit is not None and len(self._record.times) >= limit:
             self._record.outcome = Outcome.CANCELLED
@@ -321,17 +315,15 @@ def _text(choice: Mapping[str, Any]) -> str:
     return text or ""
 
 
-def _count(usage: Mapping[str, Any] | None, record: Record) -> bool:
-    """Note the numbers of tokens, and return whether the server has counted the answer's."""
+def _count(usage: Mapping[str, Any] | None, record: Record) -> None:
+    """Note the numbers of tokens, as far as the server has counted them."""
     if not usage:
-        return False
+        return
     read = usage.get("prompt_tokens")
     made = usage.get("completion_tokens")
     record.input_tokens = None if read is None else int(read)
-    if made is None:
-        return False
-    record.output_tokens = int(made)
-    return True
+    if made is not None:
+        record.output_tokens = int(made)
 
 
 def _reason(body: bytes) -> str:

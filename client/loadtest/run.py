@@ -51,7 +51,6 @@ class Result:
         model: name of the model that was asked.
         measures: the figures.
         overhead: the client's own part.
-        tokens_counted: whether the server counts tokens. It is known after the last request.
         duration: seconds from the start of the sending to the end of the last request.
         interrupted: whether Ctrl-C ended the run.
         gone: why the run ended early, if the server did not come back.
@@ -66,7 +65,6 @@ class Result:
     model: str
     measures: Measures
     overhead: Overhead
-    tokens_counted: bool = True
     duration: float = 0.0
     interrupted: bool = False
     gone: str = ""
@@ -265,7 +263,6 @@ async def _measure(
         result.duration = time.perf_counter() - started
         if result.comparison:
             result.duration = result.comparison.first_seconds
-    result.tokens_counted = clients[0].counts_tokens
     return result
 
 

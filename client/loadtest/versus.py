@@ -60,10 +60,12 @@ class Comparison:
             "completed": self.second.answered,
             "failed": self.second.failed,
             "failures": dict(self.second.failures),
+            "uncounted": self.second.uncounted,
         }
         for name in FIGURES:
             pairs = [(first[name], second[name]) for first, second in self.pairs]
-            differs = difference(pairs)
+            known = [pair for pair in pairs if None not in pair]
+            differs = difference(known)
             found[name] = differs and {
                 "difference": differs.estimate,
                 "low": differs.low,

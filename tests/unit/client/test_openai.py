@@ -21,7 +21,7 @@ from loadtest.loops import closed_loop
 from loadtest.measures import Measures
 from loadtest.openai import OpenAIClient
 from loadtest.record import Outcome, Record, Request
-from support.client_run import CLIENT, PROMPTS, run
+from support.client_run import CLIENT, PROMPTS, SCHEMA, matches, run
 from support.grpc_echo import EchoServer
 from support.openai_echo import OpenAIEcho
 from support.patience import LIMIT, pause, wait_for
@@ -126,14 +126,15 @@ PIECE = '{"choices": [{"index": 0, "text": "a"}], "error": null}'
     ("events", "failure", "tokens"),
     [
         (['{"choices": [], "usage": {"completion_tokens": 0}}', "[DONE]"], "no response", 0),
-        (['{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}', "[DONE]"], "no response", 0),
-        ([PIECE, '{"choices": [], "usage": {"completion_tokens": null}}', "[DONE]"], "", 0),
+        (['{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}', "[DONE]"], "no response", None),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": null}}', "[DONE]"], "", None),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": 0}}', "[DONE]"], "", 0),
         ([PIECE, '{"choices": [], "usage": {"completion_tokens": 5}}', "[DONE]", PIECE], "", 5),
-        ([PIECE, '{"choices": [], "usage": {"completion_tokens": "x"}}', "[DONE]"], "wrong answer", 0),
-        ([PIECE, '{"error": {"message": "lost"}}', "[DONE]"], "error from the model", 0),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": "x"}}', "[DONE]"], "wrong answer", None),
+        ([PIECE, '{"error": {"message": "lost"}}', "[DONE]"], "error from the model", None),
     ],
 )
-def test_a_strange_stream_does_not_end_the_run(events: list[str], failure: str, tokens: int) -> None:
+def test_a_strange_stream_does_not_end_the_run(events: list[str], failure: str, tokens: int | None) -> None:
     """Without a piece there is no answer; pieces are not tokens."""
     with OpenAIEcho(events=events) as server:
         found = ask(server, [request(0, "x", stream=True)])[0]
@@ -141,7 +142,8 @@ def test_a_strange_stream_does_not_end_the_run(events: list[str], failure: str, 
     assert found.outcome is (Outcome.FAILED if failure else Outcome.ANSWERED)
     measures = Measures()
     measures.add(found)
-    assert as_json(found, 0.0)["output_tokens"] == (tokens or (None if found.times else 0))
+    assert measures.uncounted == (not failure and tokens is None)
+    assert as_json(found, 0.0)["output_tokens"] == tokens
 
 
 def test_parameters_of_a_prompt_leave_the_request_as_it_is() -> None:
@@ -332,32 +334,34 @@ def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> Non
 
 
 def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
-    """Nor a verdict about a goal for them."""
-    with OpenAIEcho(counts=lambda _: False) as server:
-        flags = ["-s", "--report", "r.json", "--goodput", "tpot:1000"]
+    """Nor a verdict about a goal for them, whatever it says of a warm-up."""
+    with OpenAIEcho(counts=lambda number: number == 0) as server:
+        flags = ["-s", "--report", "r.json", "--goodput", "tpot:1000", "--num-warmups", 1]
         done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "this server does not count tokens" in done.stdout
     report = json.loads((tmp_path / "r.json").read_text())
-    names = ("total_output_tokens", "output_throughput", "median_tpot_ms", "request_goodput")
-    assert [report[name] for name in names] == [None] * 4
+    matches(report, SCHEMA)
+    names = ("total_output_tokens", "output_throughput", "max_output_tokens_per_s", "median_tpot_ms", "request_goodput")
+    assert [report[name] for name in names] == [None] * 5
 
 
 @pytest.mark.parametrize("mode", [[], ["-s"]])
 def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: list[str], prompts: Path, tmp_path: Path) -> None:
-    """They are answers all the same, and the report has their number; they reach no goal for TPOT."""
+    """They are answers all the same, and the report has their number; they reach no goal for TPOT. Nobody knows the speed."""
     with OpenAIEcho(counts=lambda number: number % 4 != 1) as server:
         goal = ["--goodput", "tpot:60000"] if mode else []
         flags = [*mode, *goal, "--iterations", 10, "--report", "r.json", "--results-format", "jsonl"]
         done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "The server did not count the tokens of 5 answers: left out above" in done.stdout
+    assert "The server did not count the tokens of 5 of 20 answers: no output tokens/s; TPOT is without them" in done.stdout
     records = [json.loads(line) for line in (tmp_path / "results.txt").read_text().splitlines()]
     counted = [record["output_tokens"] for record in records if record["output_tokens"] is not None]
     report = json.loads((tmp_path / "r.json").read_text())
     assert (len(counted), report["uncounted"], report["completed"], report["tokens_counted"]) == (15, 5, 20, True)
     assert report["total_output_tokens"] == sum(counted)
-    assert report["output_throughput"] > 0
+    assert (report["output_throughput"], report["total_token_throughput"]) == (None, None)
+    matches(report, SCHEMA)
     if mode:
         assert report["median_tpot_ms"] > 0
         assert report["request_goodput"] == pytest.approx(15 / report["duration"])
@@ -375,6 +379,21 @@ def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> 
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["backend"], report["model_id"]) == ("triton", "vllm")
     assert (report["versus"]["model_id"], report["versus"]["completed"]) == ("echo", 20)
+
+
+def test_two_servers_are_not_compared_in_tokens_that_one_has_not_counted(prompts: Path, tmp_path: Path) -> None:
+    """Its blocks would seem slower by what is missing. In the other blocks the two are compared."""
+    with OpenAIEcho() as first, OpenAIEcho(counts=lambda number: number >= 28 or number % 2 == 0) as second:
+        flags = ["--versus", second.url, "-s", "--num-prompts", 40, "--max-concurrency", 1, "--report", "r.json"]
+        done = run("--backend", "openai", "-u", first.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{second.url} did not count the tokens of 14 of 40 answers: no output tokens/s; TPOT is without them" in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    matches(report, SCHEMA)
+    assert (report["uncounted"], report["versus"]["uncounted"]) == (0, 14)
+    assert report["output_throughput"] > 0
+    assert [pair[1] is None for pair in report["versus"]["output_throughput"]["blocks"]] == [True] * 14 + [False] * 6
+    assert report["versus"]["output_throughput"]["pairs"] == 6
 
 
 def test_blocks_begin_with_open_connections(prompts: Path, tmp_path: Path) -> None:
