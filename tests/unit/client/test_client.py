@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     [
         (["--url", "http://localhost:8001"], "without http://"),
         (["--url", "localhost:99999"], "host:port"),
+        (["--url", "a..b:8000"], "host:port"),
+        (["--url", f"{'a' * 64}:8000"], "host:port"),
+        (["--url", "a@b:8000"], "host:port"),
+        (["--url", "a?b:8000"], "host:port"),
         (["--iterations", "0"], "at least 1"),
         (["--stream-timeout", "-1"], "positive number of seconds"),
         (["--stream-timeout", "nan"], "positive number of seconds"),
