@@ -102,21 +102,25 @@ class Readiness:
         self._returning = asyncio.Lock()
         self.stopping = False
 
-    async def wait(self, seconds: float) -> None:
+    async def wait(self, seconds: float, *, again: bool = False) -> None:
         """Wait until the model is ready.
 
+        Args:
+            seconds: the longest wait.
+            again: the server had the model, so that it may list it later.
+
         Raises:
-            NoSuchModelError: the server is ready, and has no such model.
+            NoSuchModelError: the server is ready, and has no such model. If it had the model, it is
+                waited for.
             ClientError: it is not ready after ``seconds``.
         """
         until = time.monotonic() + seconds
         while True:
             try:
                 await self._require()
-            except NoSuchModelError:
-                raise
-            except ClientError:
-                if time.monotonic() >= until:
+            except ClientError as error:
+                is_hopeless = isinstance(error, NoSuchModelError) and not again
+                if is_hopeless or time.monotonic() >= until:
                     raise
                 await asyncio.sleep(_POLL_SECONDS)
             else:
@@ -136,7 +140,7 @@ class Readiness:
             if self.stopping:
                 raise asyncio.CancelledError
             try:
-                await self.wait(self._reconnect)
+                await self.wait(self._reconnect, again=True)
             except ClientError as error:
                 self.stopping = True
                 raise ServerGoneError(

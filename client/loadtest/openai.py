@@ -135,13 +135,22 @@ class OpenAIClient:
         where = f"{self._endpoint.url} (--url)"
         limit = aiohttp.ClientTimeout(total=PREFLIGHT_SECONDS)
         try:
-            async with self._session.get(self._url("/v1/models"), timeout=limit) as response:
+            # A redirect would send the headers, perhaps a key, to another host.
+            async with self._session.get(
+                self._url("/v1/models"), timeout=limit, allow_redirects=False
+            ) as response:
                 body = await response.read()
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             raise ClientError(
                 f"no OpenAI server answers at {where}: {error or 'no answer'}; start vLLM's "
                 "server, and name its port (8000 by default)"
             ) from error
+        if 300 <= response.status < 400:
+            target = response.headers.get("location", "another place")
+            raise ClientError(
+                f"the server at {where} redirects /v1/models to {target}; "
+                "name the server that answers"
+            )
         if response.status != 200:
             raise ClientError(
                 f"the server at {where} answers /v1/models with status {response.status}: "
@@ -149,7 +158,7 @@ class OpenAIClient:
                 "and what else it asks for with --header"
             )
         try:
-            names = [model["id"] for model in json.loads(body)["data"]]
+            names = _model_names(json.loads(body))
         except (ValueError, TypeError, KeyError) as error:
             raise ClientError(
                 f"the server at {where} does not list its models under /v1/models; "
@@ -178,7 +187,7 @@ class OpenAIClient:
         """
         path = "/v1/chat/completions" if request.is_chat else "/v1/completions"
         try:
-            # A redirect would send the headers, perhaps a key, to another host.
+            # No redirects, as in _require_ready.
             async with self._session.post(
                 self._url(path), data=self._body(request), allow_redirects=False
             ) as response:
@@ -285,7 +294,7 @@ class _Stream:
         if error := chunk.get("error"):
             self._record.fail("error from the model", _message(error))
             return
-        for choice in chunk.get("choices", ()):
+        for choice in chunk.get("choices") or ():
             _add_piece(choice, self._record, self._reasons)
         # The last one has the sum, and no choices.
         _count(chunk.get("usage"), self._record)
@@ -304,7 +313,7 @@ def _add_piece(choice: Mapping[str, Any], record: Record, reasons: dict[int, str
     if reason := choice.get("finish_reason"):
         reasons[index] = reason
     text = _text(choice)
-    is_role = not text and not reason and "role" in choice.get("delta", ())
+    is_role = not text and not reason and "role" in (choice.get("delta") or ())
     if not is_role:
         record.add_piece([*[""] * index, text])
 
@@ -324,6 +333,13 @@ def _count(usage: Mapping[str, Any] | None, record: Record) -> None:
     record.input_tokens = None if read is None else int(read)
     if made is not None:
         record.output_tokens = int(made)
+
+
+def _model_names(answer: Mapping[str, Any]) -> list[str]:
+    names = [model["id"] for model in answer["data"]]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("a model's id is not a string")
+    return names
 
 
 def _reason(body: bytes) -> str:

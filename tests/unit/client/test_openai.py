@@ -120,6 +120,7 @@ def test_the_last_line_may_lack_its_end() -> None:
 
 
 PIECE = '{"choices": [{"index": 0, "text": "a"}], "error": null}'
+NULLS = ('{"choices": null}', '{"choices": [{"index": 0, "delta": null}]}')
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ PIECE = '{"choices": [{"index": 0, "text": "a"}], "error": null}'
         (['{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}', "[DONE]"], "no response", None),
         ([PIECE, '{"choices": [], "usage": {"completion_tokens": null}}', "[DONE]"], "", None),
         ([PIECE, '{"choices": [], "usage": {"completion_tokens": 0}}', "[DONE]"], "", 0),
+        ([PIECE, *NULLS, "[DONE]"], "", None),
         ([PIECE, '{"choices": [], "usage": {"completion_tokens": 5}}', "[DONE]", PIECE], "", 5),
         ([PIECE, '{"choices": [], "usage": {"completion_tokens": "x"}}', "[DONE]"], "wrong answer", None),
         ([PIECE, '{"error": {"message": "lost"}}', "[DONE]"], "error from the model", None),
@@ -188,6 +190,7 @@ def test_connections_are_open_before_the_first_request() -> None:
         (None, {"model": "other"}, r"has no model 'other', but echo, adapter; name one of them with --model"),
         ({"data": []}, {}, r"lists no model; wait for it to load \(--wait-ready 300\)"),
         ([1], {}, r"does not list its models under /v1/models; name vLLM's server"),
+        ({"data": [{"id": 1}]}, {"model": "echo"}, r"does not list its models under /v1/models; name vLLM's server"),
         (None, {"key": "secret"}, r"answers /v1/models with status 401: Unauthorized; .*--header"),
     ],
 )
@@ -198,6 +201,14 @@ def test_what_is_wrong_with_a_server_is_said_before_anything_is_sent(models: Any
         with pytest.raises(ClientError, match=reason):
             ask(server, [request(0, "x")], **values)
         assert server.asked == []
+
+
+def test_a_redirect_gets_no_headers() -> None:
+    """They may have a secret, and the other server may be anybody's."""
+    with OpenAIEcho() as other, OpenAIEcho(moved=f"http://{other.url}/v1/models") as server:
+        with pytest.raises(ClientError, match=rf"redirects /v1/models to http://{other.url}/v1/models; name the"):
+            ask(server, [request(0, "x")], headers={"authorization": "secret"})
+        assert not other.connections
 
 
 def test_headers_are_sent() -> None:
@@ -240,6 +251,25 @@ def test_a_model_that_the_server_does_not_list_is_not_waited_for() -> None:
     with OpenAIEcho() as server, pytest.raises(NoSuchModelError, match="has no model 'other', but echo, adapter"):
         ask(server, [request(0, "x")], model="other", wait_ready=600.0)
     assert time.monotonic() - began < LIMIT
+
+
+def test_a_model_that_was_there_is_waited_for() -> None:
+    """After the connection was lost, a router may list others while it loads again."""
+    done: list[Record] = []
+
+    async def send() -> None:
+        async with OpenAIClient(Endpoint(server.url, "echo", reconnect=60.0)) as client:
+            await client.require_model(["text_input"])
+            server.models = {"data": [{"id": "adapter"}]}
+            load = ((request(number, "x", stream=True),) for number in range(2))
+            task = asyncio.create_task(closed_loop([client], load, done.append))
+            await asyncio.to_thread(wait_for, lambda: server.listed >= 3, "the client to ask again")
+            server.models = {"data": [{"id": "echo"}]}
+            await task
+
+    with OpenAIEcho(cut=100) as server:
+        asyncio.run(send())
+    assert [record.failure for record in done] == ["connection"] * 2
 
 
 @pytest.mark.parametrize("late", ["server", "model"])
