@@ -33,7 +33,6 @@ class Endpoint:
             then, the run ends. 0 does not wait.
         headers: sent with each request.
         tls: arguments for TLS of ``tritonclient.grpc.InferenceServerClient``.
-        connections: how many are opened before the first request. Over gRPC one is enough for all.
     """
 
     url: str
@@ -45,7 +44,6 @@ class Endpoint:
     reconnect: float = 0.0
     headers: Mapping[str, str] = field(default_factory=dict)
     tls: Mapping[str, Any] = field(default_factory=dict)
-    connections: int = 1
 
 
 class Backend(Client, Protocol):
@@ -70,8 +68,12 @@ class Backend(Client, Protocol):
             ClientError: there is no such server, no such model, or it cannot take the requests.
         """
 
-    async def connect(self) -> None:
-        """Open the connections for the next requests, if the server has closed idle ones."""
+    async def connect(self, connections: int) -> None:
+        """Open the connections for the next requests, which would otherwise seem slow.
+
+        Args:
+            connections: how many are needed. Over gRPC one is enough for all.
+        """
 
     @property
     def model(self) -> str:

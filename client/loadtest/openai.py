@@ -110,13 +110,12 @@ class OpenAIClient:
                 "write them there, and leave out images"
             )
         await self._ready.wait(self._endpoint.wait_ready)
-        await self.connect()
 
-    async def connect(self) -> None:
+    async def connect(self, connections: int) -> None:
         """See ``endpoint.Backend``."""
         # At the same time, so that each opens a connection of its own. If the server is gone, the
         # next requests fail and are counted.
-        questions = (self._require_ready() for _ in range(self._endpoint.connections))
+        questions = (self._require_ready() for _ in range(connections))
         for problem in await asyncio.gather(*questions, return_exceptions=True):
             if problem and not isinstance(problem, ClientError):
                 raise problem

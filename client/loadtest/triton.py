@@ -117,7 +117,7 @@ class TritonClient:
             )
         self._outputs = [InferRequestedOutput(name) for name in _OUTPUTS if name in outputs]
 
-    async def connect(self) -> None:
+    async def connect(self, connections: int) -> None:
         """See ``endpoint.Backend``; gRPC keeps its connection."""
 
     @property

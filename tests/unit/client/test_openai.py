@@ -20,7 +20,9 @@ from loadtest.errors import ClientError, InputError, NoSuchModelError, ServerGon
 from loadtest.loops import closed_loop
 from loadtest.measures import Measures
 from loadtest.openai import OpenAIClient
+from loadtest.options import parse
 from loadtest.record import Outcome, Record, Request
+from loadtest.versus import Comparison, send_in_turns
 from support.client_run import CLIENT, PROMPTS, SCHEMA, matches, run
 from support.grpc_echo import EchoServer
 from support.openai_echo import OpenAIEcho
@@ -36,13 +38,16 @@ def request(index: int, prompt: str, *, stream: bool = False, **values: Any) -> 
     return Request(index, prompt, {"temperature": 0, **values.pop("parameters", {})}, stream=stream, **values)
 
 
-def ask(server: OpenAIEcho, requests: Sequence[Request], *, places: int = 64, **values: Any) -> dict[int, Record]:
+def ask(
+    server: OpenAIEcho, requests: Sequence[Request], *, places: int = 64, connections: int = 0, **values: Any
+) -> dict[int, Record]:
     """Send the requests and return their records by index."""
     done: list[Record] = []
 
     async def send() -> None:
         async with OpenAIClient(Endpoint(**{"url": server.url, "model": "", "stream_timeout": 60.0} | values)) as client:
             await client.require_model(["image"] if any(each.images for each in requests) else ["text_input"])
+            await client.connect(connections)
             await closed_loop([client] * places, ((each,) for each in requests), done.append)
 
     asyncio.run(send())
@@ -435,6 +440,46 @@ def test_blocks_begin_with_open_connections(prompts: Path, tmp_path: Path) -> No
     assert len(second.asked) == 4
     assert len(second.connections) >= 3  # the server has closed them
     assert second.connected_for_an_answer == 0
+
+
+def test_to_connect_is_no_part_of_the_load() -> None:
+    """Neither of the time for which the client is watched, nor with more connections than a block has requests."""
+    slow = 0.05
+    asked: list[int] = []
+
+    class SlowClient(OpenAIClient):
+        async def connect(self, connections: int) -> None:
+            await super().connect(connections)
+            asked.append(connections)
+            await asyncio.sleep(slow)
+
+    async def send() -> None:
+        async with SlowClient(Endpoint(server.url, "echo")) as client:
+            load = (request(number, "x") for number in range(40))
+            await send_in_turns(
+                [client, client],
+                load,
+                parse(["--versus", server.url, "--max-concurrency", "8"]),
+                (lambda _: None, lambda _: None),
+                count=40,
+                comparison=comparison,
+            )
+
+    began = time.perf_counter()
+    with OpenAIEcho() as server:
+        comparison = Comparison(server.url, "openai")
+        asyncio.run(send())
+    assert asked == [2] * 40
+    assert 0 < comparison.overhead.seconds < time.perf_counter() - began - len(asked) * slow
+
+
+def test_an_open_loop_begins_with_open_connections(prompts: Path, tmp_path: Path) -> None:
+    """Otherwise its times to first token would have the time to connect."""
+    with OpenAIEcho(delay=lambda _: 1.0) as server:
+        done = run("--backend", "openai", "-u", server.url, "--request-rate", 50, "--num-prompts", 8, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(server.asked) == 8
+    assert server.connected_for_an_answer == 0
 
 
 def test_without_aiohttp_its_name_and_the_remedy_are_said(
