@@ -33,6 +33,17 @@ def url(text: str) -> str:
     return text
 
 
+def pem(text: str) -> Path:
+    """Return the path of a file that can be read."""
+    try:
+        Path(text).open("rb").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"cannot read {text}: {error.strerror}; name a PEM file"
+        ) from error
+    return Path(text)
+
+
 def picture(text: str) -> Path:
     """Return the path of an SVG file."""
     if not text.endswith(".svg"):

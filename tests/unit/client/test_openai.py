@@ -237,8 +237,18 @@ def test_the_key_may_be_in_the_environment(
         done = run("--backend", "openai", "-u", server.url, *flags, "--report", "r.json", cwd=tmp_path)
     assert done.returncode == status, done.stderr
     written = "".join(path.read_text() for path in tmp_path.iterdir())
-    assert key not in done.stdout + done.stderr + written
+    for secret in (key, KEY):
+        assert secret not in done.stdout + done.stderr + written
     assert ("give its key in OPENAI_API_KEY" in done.stderr) == bool(status)
+
+
+def test_both_of_two_servers_get_the_key(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they get the headers, and as --help says."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with OpenAIEcho(key=f"Bearer {KEY}") as first, OpenAIEcho(key=f"Bearer {KEY}") as second:
+        done = run("--backend", "openai", "-u", first.url, "--versus", second.url, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert len(first.asked) == len(second.asked) == 2
 
 
 @pytest.mark.parametrize("key", ["sécret", "sec\nret"])
