@@ -173,7 +173,7 @@ def _modules() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ClientError(
+        raise InputError(
             f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]' numpy, "
             "or run ./gen_vllm_env.sh doctor. It makes an environment that the client finds."
         ) from error

@@ -114,9 +114,10 @@ class OpenAITarget(Server):
     async def _measure(self, load: Load) -> Measurement:
         model = str(self.setting.arguments["model"])
         where = f"127.0.0.1:{self.port}"
-        endpoint = Endpoint(where, model, connections=load.in_flight)
+        endpoint = Endpoint(where, model)
         async with client_for("openai")(endpoint) as client:
             await client.require_model(("text_input",))
+            await client.connect(load.in_flight)
             return await run_load([client] * load.in_flight, load)
 
 

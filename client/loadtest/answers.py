@@ -145,7 +145,7 @@ def as_json(record: Record, started: float) -> dict[str, Any]:
         "completions": record.completions,
         "finish_reasons": list(record.finish_reasons),
         "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens if record.is_counted else None,
+        "output_tokens": record.output_tokens,
         "due": record.due - started,
         "sent": record.sent - started,
         "times": [time - started for time in record.times],

@@ -279,6 +279,7 @@ async def _measure(
             await loops.closed_loop([client] * min(concurrency, number), singles, done)
 
         await send(max(_WARM_UPS, concurrency), lambda _: None)
-        async with overhead.watch() as watched:
+        watched = overhead.Overhead()
+        async with overhead.watch(watched):
             await send(count, calibration.add)
     return calibration, watched

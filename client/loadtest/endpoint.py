@@ -33,7 +33,6 @@ class Endpoint:
             then, the run ends. 0 does not wait.
         headers: sent with each request.
         tls: arguments for TLS of ``tritonclient.grpc.InferenceServerClient``.
-        connections: how many are opened before the first request. Over gRPC one is enough for all.
     """
 
     url: str
@@ -45,7 +44,6 @@ class Endpoint:
     reconnect: float = 0.0
     headers: Mapping[str, str] = field(default_factory=dict)
     tls: Mapping[str, Any] = field(default_factory=dict)
-    connections: int = 1
 
 
 class Backend(Client, Protocol):
@@ -70,8 +68,12 @@ class Backend(Client, Protocol):
             ClientError: there is no such server, no such model, or it cannot take the requests.
         """
 
-    async def connect(self) -> None:
-        """Open the connections for the next requests, if the server has closed idle ones."""
+    async def connect(self, connections: int) -> None:
+        """Open the connections for the next requests, which would otherwise seem slow.
+
+        Args:
+            connections: how many are needed. Over gRPC one is enough for all.
+        """
 
     @property
     def model(self) -> str:
@@ -102,21 +104,25 @@ class Readiness:
         self._returning = asyncio.Lock()
         self.stopping = False
 
-    async def wait(self, seconds: float) -> None:
+    async def wait(self, seconds: float, *, again: bool = False) -> None:
         """Wait until the model is ready.
 
+        Args:
+            seconds: the longest wait.
+            again: the server had the model, so that it may list it later.
+
         Raises:
-            NoSuchModelError: the server is ready, and has no such model.
+            NoSuchModelError: the server is ready, and has no such model. If it had the model, it is
+                waited for.
             ClientError: it is not ready after ``seconds``.
         """
         until = time.monotonic() + seconds
         while True:
             try:
                 await self._require()
-            except NoSuchModelError:
-                raise
-            except ClientError:
-                if time.monotonic() >= until:
+            except ClientError as error:
+                is_hopeless = isinstance(error, NoSuchModelError) and not again
+                if is_hopeless or time.monotonic() >= until:
                     raise
                 await asyncio.sleep(_POLL_SECONDS)
             else:
@@ -136,7 +142,7 @@ class Readiness:
             if self.stopping:
                 raise asyncio.CancelledError
             try:
-                await self.wait(self._reconnect)
+                await self.wait(self._reconnect, again=True)
             except ClientError as error:
                 self.stopping = True
                 raise ServerGoneError(

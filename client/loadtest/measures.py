@@ -32,9 +32,9 @@ def e2el(record: Record, start: float) -> float:
 def tpot(record: Record) -> float | None:
     """Return the time per output token (s): (last - first piece) / (tokens - 1).
 
-    An answer of at most one token has none.
+    An answer of at most one token, or of an unknown number, has none.
     """
-    if record.output_tokens <= 1:
+    if record.output_tokens is None or record.output_tokens <= 1:
         return None
     return (record.times[-1] - record.times[0]) / (record.output_tokens - 1)
 
@@ -57,8 +57,8 @@ class Measures:
         failures: failed requests by the kind of failure.
         input_tokens: tokens of the answered requests' prompts.
         output_tokens: tokens of the complete answers.
-        uncounted: complete answers whose tokens the server has not counted. They are in no figure
-            in tokens, and they do not reach a goal for TPOT.
+        uncounted: complete answers whose tokens the server has not counted. They are in no sum of
+            tokens, and they do not reach a goal for TPOT.
         pieces: pieces of the complete answers.
         ttft: from the send, and likewise ``tpot``, ``itl`` and ``e2el``.
         planned_ttft: from the time at which the request was due, and likewise ``planned_e2el``.
@@ -105,8 +105,8 @@ class Measures:
 
     def _add_answer(self, record: Record) -> None:
         self.input_tokens += record.input_tokens or 0
-        self.output_tokens += record.output_tokens
-        self.uncounted += not record.is_counted
+        self.output_tokens += record.output_tokens or 0
+        self.uncounted += record.output_tokens is None
         self.pieces += len(record.times)
         self.last_piece = max(self.last_piece, record.times[-1])
         first = ttft(record, record.sent)
@@ -120,7 +120,7 @@ class Measures:
         if each is not None:
             self.tpot.extend([each])
         # `vllm bench serve` counts an answer of one token as one without waiting.
-        waiting = each or (0.0 if record.is_counted else float("inf"))
+        waiting = each or (float("inf") if record.output_tokens is None else 0.0)
         reached = {"ttft": first, "tpot": waiting, "e2el": whole}
         if all(reached[name] * 1e3 <= limit for name, limit in self.goals.items()):
             self._good += 1
@@ -135,6 +135,11 @@ class Measures:
         return self.outcomes[Outcome.ANSWERED]
 
     @property
+    def tokens_counted(self) -> bool:
+        """Return whether the server has counted the tokens of any answer, or has none to count."""
+        return self.uncounted < self.answered or not self.answered
+
+    @property
     def failed(self) -> int:
         """Return the number of failed requests."""
         return self.outcomes[Outcome.FAILED]
@@ -145,7 +150,7 @@ class Measures:
         Times in its names are in milliseconds. What it does not have is under names of its own:
         ``cancelled``, ``failures``, ``uncounted``, ``from_planned_time``, ``with_failures``. A
         percentile in ``with_failures`` counts a failed request as infinite, and is None if that
-        makes it so.
+        makes it so. Throughput in tokens is None if the tokens of any answer are unknown.
 
         Args:
             duration: seconds from the start of the sending to the end of the last request.
@@ -153,6 +158,8 @@ class Measures:
         """
         rate = 1 / duration if duration else 0.0
         tokens = self.input_tokens + self.output_tokens
+        # Some of the tokens, over the time of all of them, would seem too slow.
+        is_complete = not self.uncounted
         kinds = {"ttft": self.ttft, "tpot": self.tpot, "itl": self.itl, "e2el": self.e2el}
         planned = {"ttft": self.planned_ttft, "e2el": self.planned_e2el}
         # A failed request has no gaps between pieces: nobody can say how many are missing.
@@ -169,8 +176,8 @@ class Measures:
             "total_output_tokens": self.output_tokens,
             "request_throughput": self.answered * rate,
             "request_goodput": self._good * rate if self.goals else None,
-            "output_throughput": self.output_tokens * rate,
-            "total_token_throughput": tokens * rate,
+            "output_throughput": self.output_tokens * rate if is_complete else None,
+            "total_token_throughput": tokens * rate if is_complete else None,
             "max_output_tokens_per_s": float(max(self.pieces_in.values(), default=0)),
             "max_concurrent_requests": max(self._running_in.values(), default=0),
             **_times(kinds, percents),

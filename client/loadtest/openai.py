@@ -42,8 +42,6 @@ class OpenAIClient:
         self._session: Any = None
         self._ready = Readiness(self._require_ready, endpoint.reconnect)
         self._model = endpoint.model
-        # Whether the server has counted the tokens of any answer; None before the first answer.
-        self._counted: bool | None = None
 
     async def __aenter__(self) -> OpenAIClient:  # noqa: PYI034 - Self is not in Python 3.10
         """Open the session. It connects with the first request."""
@@ -112,13 +110,12 @@ class OpenAIClient:
                 "write them there, and leave out images"
             )
         await self._ready.wait(self._endpoint.wait_ready)
-        await self.connect()
 
-    async def connect(self) -> None:
+    async def connect(self, connections: int) -> None:
         """See ``endpoint.Backend``."""
         # At the same time, so that each opens a connection of its own. If the server is gone, the
         # next requests fail and are counted.
-        questions = (self._require_ready() for _ in range(self._endpoint.connections))
+        questions = (self._require_ready() for _ in range(connections))
         for problem in await asyncio.gather(*questions, return_exceptions=True):
             if problem and not isinstance(problem, ClientError):
                 raise problem
@@ -131,19 +128,28 @@ class OpenAIClient:
     @property
     def counts_tokens(self) -> bool:
         """See ``endpoint.Backend``; vLLM's server does, and others are known after an answer."""
-        return self._counted is not False
+        return True
 
     async def _require_ready(self) -> None:
         where = f"{self._endpoint.url} (--url)"
         limit = aiohttp.ClientTimeout(total=PREFLIGHT_SECONDS)
         try:
-            async with self._session.get(self._url("/v1/models"), timeout=limit) as response:
+            # A redirect would send the headers, perhaps a key, to another host.
+            async with self._session.get(
+                self._url("/v1/models"), timeout=limit, allow_redirects=False
+            ) as response:
                 body = await response.read()
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             raise ClientError(
                 f"no OpenAI server answers at {where}: {error or 'no answer'}; start vLLM's "
                 "server, and name its port (8000 by default)"
             ) from error
+        if 300 <= response.status < 400:
+            target = response.headers.get("location", "another place")
+            raise ClientError(
+                f"the server at {where} redirects /v1/models to {target}; "
+                "name the server that answers"
+            )
         if response.status != 200:
             raise ClientError(
                 f"the server at {where} answers /v1/models with status {response.status}: "
@@ -151,7 +157,7 @@ class OpenAIClient:
                 "and what else it asks for with --header"
             )
         try:
-            names = [model["id"] for model in json.loads(body)["data"]]
+            names = _model_names(json.loads(body))
         except (ValueError, TypeError, KeyError) as error:
             raise ClientError(
                 f"the server at {where} does not list its models under /v1/models; "
@@ -180,7 +186,7 @@ class OpenAIClient:
         """
         path = "/v1/chat/completions" if request.is_chat else "/v1/completions"
         try:
-            # A redirect would send the headers, perhaps a key, to another host.
+            # No redirects, as in _require_ready.
             async with self._session.post(
                 self._url(path), data=self._body(request), allow_redirects=False
             ) as response:
@@ -240,7 +246,6 @@ class OpenAIClient:
         elif not record.times:
             record.fail("no response", _EMPTY)
         else:
-            self._counted = self._counted or stream.counted
             record.finish_reasons = stream.finish_reasons
 
     def _add_answer(self, answer: Mapping[str, Any], record: Record) -> None:
@@ -251,8 +256,7 @@ class OpenAIClient:
         # An answer without text is one piece, too.
         record.add_piece([_text(choice) for choice in choices])
         record.finish_reasons = tuple(choice.get("finish_reason") or "" for choice in choices)
-        counted = _count(answer.get("usage"), record)
-        self._counted = self._counted or counted
+        _count(answer.get("usage"), record)
 
 
 class _Stream:
@@ -260,14 +264,12 @@ class _Stream:
 
     Attributes:
         done: whether the server has said that the answer is complete.
-        counted: whether it has said how many tokens the answer has.
     """
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._reasons: dict[int, str] = {}
         self.done = False
-        self.counted = False
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
@@ -291,10 +293,10 @@ class _Stream:
         if error := chunk.get("error"):
             self._record.fail("error from the model", _message(error))
             return
-        for choice in chunk.get("choices", ()):
+        for choice in chunk.get("choices") or ():
             _add_piece(choice, self._record, self._reasons)
         # The last one has the sum, and no choices.
-        self.counted = _count(chunk.get("usage"), self._record) or self.counted
+        _count(chunk.get("usage"), self._record)
         limit = self._record.request.cancel_after
         if limit is not None and len(self._record.times) >= limit:
             self._record.outcome = Outcome.CANCELLED
@@ -310,7 +312,7 @@ def _add_piece(choice: Mapping[str, Any], record: Record, reasons: dict[int, str
     if reason := choice.get("finish_reason"):
         reasons[index] = reason
     text = _text(choice)
-    is_role = not text and not reason and "role" in choice.get("delta", ())
+    is_role = not text and not reason and "role" in (choice.get("delta") or ())
     if not is_role:
         record.add_piece([*[""] * index, text])
 
@@ -321,17 +323,22 @@ def _text(choice: Mapping[str, Any]) -> str:
     return text or ""
 
 
-def _count(usage: Mapping[str, Any] | None, record: Record) -> bool:
-    """Note the numbers of tokens, and return whether the server has counted the answer's."""
+def _count(usage: Mapping[str, Any] | None, record: Record) -> None:
+    """Note the numbers of tokens, as far as the server has counted them."""
     if not usage:
-        return False
+        return
     read = usage.get("prompt_tokens")
     made = usage.get("completion_tokens")
     record.input_tokens = None if read is None else int(read)
-    if made is None:
-        return False
-    record.output_tokens = int(made)
-    return True
+    if made is not None:
+        record.output_tokens = int(made)
+
+
+def _model_names(answer: Mapping[str, Any]) -> list[str]:
+    names = [model["id"] for model in answer["data"]]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("a model's id is not a string")
+    return names
 
 
 def _reason(body: bytes) -> str:

@@ -16,8 +16,11 @@ from loadtest.record import REQUEST_TIMES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# An IPv6 address is in brackets, because it contains colons itself.
-_HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d{1,5})")
+# Labels of at most 63 characters; a name in a container network may have an underscore. An IPv6
+# address is in brackets, because it contains colons itself.
+_HOST_AND_PORT = re.compile(
+    r"([0-9A-Za-z_-]{1,63}(\.[0-9A-Za-z_-]{1,63})*\.?|\[[0-9a-fA-F:.%]+\]):(?P<port>[0-9]{1,5})"
+)
 
 
 def url(text: str) -> str:
@@ -28,6 +31,17 @@ def url(text: str) -> str:
             f"{text!r} is not host:port; give for example localhost:8001, without http://"
         )
     return text
+
+
+def pem(text: str) -> Path:
+    """Return the path of a file that can be read."""
+    try:
+        Path(text).open("rb").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"cannot read {text}: {error.strerror}; name a PEM file"
+        ) from error
+    return Path(text)
 
 
 def picture(text: str) -> Path:

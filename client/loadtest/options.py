@@ -308,7 +308,8 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         "--versus",
         type=values.url,
         metavar="URL",
-        help="send the same requests to a second server in turns, and compare the two",
+        help="send the same requests, headers and key to a second server in turns, "
+        "and compare the two",
     )
     add("--versus-backend", choices=BACKENDS, help="its kind (default: that of --backend)")
     add(
@@ -347,8 +348,8 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=BACKENDS,
         default="triton",
-        help="triton: Triton's gRPC; openai: vLLM's own server, which needs aiohttp "
-        "(default: %(default)s)",
+        help="triton: Triton's gRPC; openai: vLLM's own server, which needs aiohttp and gets the "
+        "key in OPENAI_API_KEY (default: %(default)s)",
     )
     add(
         "--header",
@@ -360,9 +361,14 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
         help="send these headers with each request",
     )
     add("--ssl", action="store_true", help="use TLS")
-    add("--root-certificates", type=Path, metavar="FILE", help="PEM file (default: the system's)")
-    add("--private-key", type=Path, metavar="FILE", help="PEM file")
-    add("--certificate-chain", type=Path, metavar="FILE", help="PEM file")
+    add(
+        "--root-certificates",
+        type=values.pem,
+        metavar="FILE",
+        help="PEM file (default: the system's)",
+    )
+    add("--private-key", type=values.pem, metavar="FILE", help="PEM file")
+    add("--certificate-chain", type=values.pem, metavar="FILE", help="PEM file")
     add(
         "--wait-ready",
         type=values.seconds,

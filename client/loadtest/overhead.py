@@ -27,14 +27,19 @@ class Overhead:
     """The client's own part.
 
     Attributes:
-        cpu: share of one core that the event loop's thread used. All of Python runs in it.
+        cpu_seconds: that the event loop's thread used. All of Python runs in it.
         lag: how late the event loop woke up, in seconds. A piece that comes meanwhile seems late.
         seconds: for which the client was watched.
     """
 
-    cpu: float = 0.0
+    cpu_seconds: float = 0.0
     lag: Samples = field(default_factory=Samples)
     seconds: float = 0.0
+
+    @property
+    def cpu(self) -> float:
+        """Return the share of one core that was used."""
+        return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
     def reasons(self) -> list[str]:
         """Return why the client was the bottleneck; an empty list if it was not.
@@ -62,18 +67,17 @@ class Overhead:
 
 
 @contextlib.asynccontextmanager
-async def watch() -> AsyncIterator[Overhead]:
-    """Measure the client while the block runs; the figures are complete at its end."""
-    overhead = Overhead()
+async def watch(overhead: Overhead) -> AsyncIterator[None]:
+    """Measure the client while the block runs, and add that to what is already measured."""
     ticker = asyncio.create_task(_tick(overhead.lag))
     began = time.perf_counter()
     used = time.thread_time()
     try:
-        yield overhead
+        yield
     finally:
         ticker.cancel()
-        overhead.seconds = time.perf_counter() - began
-        overhead.cpu = (time.thread_time() - used) / max(overhead.seconds, 1e-9)
+        overhead.cpu_seconds += time.thread_time() - used
+        overhead.seconds += time.perf_counter() - began
 
 
 async def _tick(lag: Samples) -> None:

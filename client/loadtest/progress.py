@@ -39,7 +39,7 @@ class ProgressLine:
     def advance(self, record: Record) -> None:
         """Note that a request has ended."""
         self._done += 1
-        self._tokens += record.output_tokens
+        self._tokens += record.output_tokens or 0
         now = time.monotonic()
         elapsed = now - self._started
         if elapsed < QUIET_SECONDS or now - self._drawn < REDRAW_SECONDS:

@@ -112,7 +112,8 @@ def _parse(line: str, path: Path, number: int) -> Prompt:
     where = f"{path}, line {number}"
     try:
         value = json.loads(line)
-    except ValueError as error:
+    # Of thousands of brackets within each other, too.
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}; write one JSON object a line") from error
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
         raise InputError(f'{where}: write a JSON object with either "prompt" or "messages"')

@@ -54,7 +54,8 @@ class Record:
         due: when it should be sent. In a closed loop this is the time at which it was sent.
         sent: when it was sent.
         times: when each piece of the answer arrived.
-        output_tokens: tokens of the answer so far, over all completions.
+        output_tokens: tokens of the answer so far, over all completions; None if the server has
+            not counted them.
         input_tokens: tokens of the prompt; None if the server does not say so.
         pieces: the answer's texts in the order of arrival, for each completion.
         finish_reasons: why each completion ended, as far as the server says so.
@@ -67,7 +68,7 @@ class Record:
     due: float
     sent: float
     times: list[float] = field(default_factory=list)
-    output_tokens: int = 0
+    output_tokens: int | None = None
     input_tokens: int | None = None
     pieces: list[list[str]] = field(default_factory=lambda: [[]])
     finish_reasons: tuple[str, ...] = ()
@@ -75,14 +76,16 @@ class Record:
     failure: str = ""
     reason: str = ""
 
-    def add(self, texts: Sequence[str], tokens: int) -> None:
+    def add(self, texts: Sequence[str], tokens: int | None) -> None:
         """Note that a response has arrived now.
 
         Args:
             texts: the text for each completion.
-            tokens: number of tokens in the response, over all completions.
+            tokens: number of tokens in the response, over all completions; None if the server has
+                not counted them.
         """
-        self.output_tokens += tokens
+        if tokens is not None:
+            self.output_tokens = (self.output_tokens or 0) + tokens
         # Some servers send an empty response last. `vllm bench serve` counts it, and we do not.
         if tokens or any(texts):
             self.add_piece(texts)
@@ -104,11 +107,6 @@ class Record:
         self.outcome = Outcome.FAILED
         self.failure = kind
         self.reason = reason
-
-    @property
-    def is_counted(self) -> bool:
-        """Return whether the server has counted the tokens of the answer so far."""
-        return self.output_tokens > 0 or not self.times
 
     @property
     def text(self) -> str:

@@ -52,7 +52,7 @@ def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
         "streaming": options.streaming_mode,
         "interrupted": result.interrupted,
         "server_gone": result.gone or None,
-        "tokens_counted": result.tokens_counted,
+        "tokens_counted": result.measures.tokens_counted,
         **figures,
         "client": client,
         "versus": result.comparison.figures() if result.comparison else None,
@@ -60,8 +60,8 @@ def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
     absent = [f"_{name}_ms$" for name in _absent(options, result)]
     if "tpot" in options.goodput and "tpot" in _absent(options, result):
         absent.append("^request_goodput$")
-    if not result.tokens_counted:
-        absent += ["^total_(in|out)put_tokens$", "^(output|total_token)_throughput$"]
+    if not result.measures.tokens_counted:
+        absent += ["^total_(in|out)put_tokens$", "^max_output_tokens_per_s$"]
     return _without(absent, found)
 
 
@@ -70,7 +70,7 @@ def _absent(options: argparse.Namespace, result: Result) -> list[str]:
     # A whole answer comes in one piece.
     if not options.streaming_mode:
         return ["ttft", "tpot", "itl"]
-    return [] if result.tokens_counted else ["tpot"]
+    return [] if result.measures.tokens_counted else ["tpot"]
 
 
 def _without(absent: list[str], figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,6 +159,8 @@ def _speed(figures: Mapping[str, Any]) -> str:
     requests = f"{figures['request_throughput']:.4g} requests/s"
     if not figures["tokens_counted"]:
         return f"Throughput: {requests}; this server does not count tokens"
+    if figures["uncounted"]:
+        return f"Throughput: {requests}"
     tokens = f"{figures['output_throughput']:,.0f} output tokens/s"
     return f"Throughput: {tokens} ({figures['total_output_tokens']:,} tokens), {requests}"
 
@@ -193,8 +195,7 @@ def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[st
 def _cautions(figures: Mapping[str, Any]) -> list[str]:
     lines = []
     if figures["tokens_counted"] and figures["uncounted"]:
-        without = figures["uncounted"]
-        lines.append(f"The server did not count the tokens of {without} answers: left out above")
+        lines.append(_uncounted("The server", figures))
     if figures["histogram"]:
         rounded = ", ".join(name.upper() for name in figures["histogram"])
         lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
@@ -205,11 +206,18 @@ def _cautions(figures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _uncounted(server: str, figures: Mapping[str, Any]) -> str:
+    which = f"{figures['uncounted']} of {figures['completed']} answers"
+    return f"{server} did not count the tokens of {which}: no output tokens/s; TPOT is without them"
+
+
 def _versus(figures: Mapping[str, Any]) -> list[str]:
     versus = figures["versus"]
     answers = ", ".join(_outcomes(versus))
     blocks = f"{versus['blocks']} blocks each"
     lines = [f"{versus['url']} compared with this server, {blocks}: {answers}"]
+    if versus["uncounted"]:
+        lines.append(_uncounted(versus["url"], versus))
     if reasons := figures["client"]["bottleneck"]:
         return [*lines, f"No verdict: the client was the bottleneck: {' and '.join(reasons)}"]
     for name, title in _COMPARED.items():

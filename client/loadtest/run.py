@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import math
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from loadtest.endpoint import Endpoint
 from loadtest.errors import ClientError, ServerGoneError
 from loadtest.measures import Measures
 from loadtest.options import MAX_CONCURRENCY, RANDOM_OUTPUT_LEN
+from loadtest.overhead import Overhead
 from loadtest.progress import ProgressLine
 from loadtest.prompts import RepeatedPrompts, RequestSettings, make_requests
 from loadtest.record import Outcome
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadtest.endpoint import Backend
-    from loadtest.overhead import Overhead
     from loadtest.prompts import PromptSource
     from loadtest.record import Record, Request
 
@@ -51,7 +50,6 @@ class Result:
         model: name of the model that was asked.
         measures: the figures.
         overhead: the client's own part.
-        tokens_counted: whether the server counts tokens. It is known after the last request.
         duration: seconds from the start of the sending to the end of the last request.
         interrupted: whether Ctrl-C ended the run.
         gone: why the run ended early, if the server did not come back.
@@ -65,8 +63,7 @@ class Result:
     planned: int | None
     model: str
     measures: Measures
-    overhead: Overhead
-    tokens_counted: bool = True
+    overhead: Overhead = field(default_factory=Overhead)
     duration: float = 0.0
     interrupted: bool = False
     gone: str = ""
@@ -121,14 +118,10 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
     servers = [(options.backend, options.url, options.model)]
     if options.versus:
         servers.append((options.versus_backend, options.versus, options.versus_model))
-    connections = 1
-    # An open loop without a limit may need any number.
-    if options.request_rate == math.inf or options.max_concurrency:
-        connections = places_for(options.max_concurrency or MAX_CONCURRENCY, count)
     async with contextlib.AsyncExitStack() as stack:
         clients = []
         for backend, url, model in servers:
-            endpoint = _endpoint(options, url, model, connections)
+            endpoint = _endpoint(options, url, model)
             clients.append(await stack.enter_async_context(client_for(backend)(endpoint)))
 
         async def prepare() -> None:
@@ -141,6 +134,11 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
                     )
                 if options.num_warmups:
                     await _warm_up(client, prompts, settings, options)
+            # Two servers are connected before each block. An open loop without a limit may need
+            # more connections. It opens those when it does.
+            if not options.versus:
+                places = places_for(options.max_concurrency or MAX_CONCURRENCY, count)
+                await clients[0].connect(places)
 
         if await until_interrupt(prepare(), lambda: _stop(clients)):
             raise KeyboardInterrupt  # there is nothing to report yet
@@ -159,7 +157,7 @@ def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     return sampling
 
 
-def _endpoint(options: argparse.Namespace, url: str, model: str, connections: int) -> Endpoint:
+def _endpoint(options: argparse.Namespace, url: str, model: str) -> Endpoint:
     tls = {"ssl": options.ssl}
     tls |= {
         name: str(path)
@@ -176,7 +174,6 @@ def _endpoint(options: argparse.Namespace, url: str, model: str, connections: in
         reconnect=options.reconnect,
         headers=options.header,
         tls=tls,
-        connections=connections,
     )
 
 
@@ -216,56 +213,57 @@ async def _measure(
     # What exists now stays. The collector then needs less time, which would count as the server's.
     gc.collect()
     gc.freeze()
-    async with overhead.watch() as watched:
-        started = time.perf_counter()
-        result = Result(
-            planned=count,
-            model=clients[0].model,
-            measures=Measures(options.goodput, started),
-            overhead=watched,
-        )
-        with contextlib.closing(progress), contextlib.ExitStack() as files:
-            sinks = [result.add, progress.advance]
-            if options.results_format == "jsonl":
-                lines = JsonLines(options.results_file, started)
-                files.enter_context(contextlib.closing(lines))
-                sinks.append(lines.add)
-            if options.results_format == "txt" or options.verbose:
-                result.texts = TextStore(_folder(options.results_file))
+    started = time.perf_counter()
+    result = Result(
+        planned=count,
+        model=clients[0].model,
+        measures=Measures(options.goodput, started),
+    )
+    with contextlib.closing(progress), contextlib.ExitStack() as files:
+        sinks = [result.add, progress.advance]
+        if options.results_format == "jsonl":
+            lines = JsonLines(options.results_file, started)
+            files.enter_context(contextlib.closing(lines))
+            sinks.append(lines.add)
+        if options.results_format == "txt" or options.verbose:
+            result.texts = TextStore(_folder(options.results_file))
 
-            def done(record: Record) -> None:
-                try:
-                    for sink in sinks:
-                        sink(record)
-                except Exception:
-                    # The run ends, and the loop cancels the other requests.
-                    _stop(clients)
-                    raise
-
-            async def send() -> None:
-                if count is None or not options.versus:
-                    await send_load(clients[0], requests, options, done, count=count)
-                    return
-                result.comparison = Comparison(
-                    options.versus, options.versus_backend, clients[1].model
-                )
-                await send_in_turns(
-                    clients,
-                    requests,
-                    options,
-                    (done, result.add_second),
-                    count=count,
-                    comparison=result.comparison,
-                )
-
+        def done(record: Record) -> None:
             try:
-                result.interrupted = await until_interrupt(send(), lambda: _stop(clients))
-            except ServerGoneError as error:
-                result.gone = str(error)
-        result.duration = time.perf_counter() - started
-        if result.comparison:
-            result.duration = result.comparison.first_seconds
-    result.tokens_counted = clients[0].counts_tokens
+                for sink in sinks:
+                    sink(record)
+            except Exception:
+                # The run ends, and the loop cancels the other requests.
+                _stop(clients)
+                raise
+
+        async def send() -> None:
+            if count is None or not options.versus:
+                async with overhead.watch(result.overhead):
+                    await send_load(clients[0], requests, options, done, count=count)
+                return
+            result.comparison = Comparison(
+                options.versus,
+                options.versus_backend,
+                clients[1].model,
+                overhead=result.overhead,
+            )
+            await send_in_turns(
+                clients,
+                requests,
+                options,
+                (done, result.add_second),
+                count=count,
+                comparison=result.comparison,
+            )
+
+        try:
+            result.interrupted = await until_interrupt(send(), lambda: _stop(clients))
+        except ServerGoneError as error:
+            result.gone = str(error)
+    result.duration = time.perf_counter() - started
+    if result.comparison:
+        result.duration = result.comparison.first_seconds
     return result
 
 

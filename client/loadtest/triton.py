@@ -117,7 +117,7 @@ class TritonClient:
             )
         self._outputs = [InferRequestedOutput(name) for name in _OUTPUTS if name in outputs]
 
-    async def connect(self) -> None:
+    async def connect(self, connections: int) -> None:
         """See ``endpoint.Backend``; gRPC keeps its connection."""
 
     @property
@@ -305,8 +305,9 @@ def _add(response: Any, record: Record) -> int:
     # In a stream, it is "None" before the end.
     if any(reason not in {"", "None"} for reason in reasons):
         record.finish_reasons = reasons
-    counts = found.get("num_output_tokens", b"")
-    tokens = sum(struct.unpack(f"<{len(counts) // 4}I", counts))
+    tokens = None
+    if counts := found.get("num_output_tokens"):
+        tokens = sum(struct.unpack(f"<{len(counts) // 4}I", counts))
     texts = list(_split(found["text_output"]))
     record.add(texts, tokens)
     return len(texts)

@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from loadtest import overhead
 from loadtest.difference import difference
 from loadtest.measures import Measures
 from loadtest.options import MAX_CONCURRENCY
+from loadtest.overhead import Overhead
 from loadtest.shape import places_for, send_load
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Comparison:
         pairs: figures of neighbouring blocks, the first server's and the second one's.
         second: the second server's measures, over all blocks.
         first_seconds: seconds of the first server's blocks, also of one that was interrupted.
+        overhead: the client's own part in all blocks.
     """
 
     url: str
@@ -49,6 +52,7 @@ class Comparison:
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     second: Measures = field(default_factory=Measures)
     first_seconds: float = 0.0
+    overhead: Overhead = field(default_factory=Overhead)
 
     def figures(self) -> dict[str, Any]:
         """Return what the report has."""
@@ -60,10 +64,12 @@ class Comparison:
             "completed": self.second.answered,
             "failed": self.second.failed,
             "failures": dict(self.second.failures),
+            "uncounted": self.second.uncounted,
         }
         for name in FIGURES:
             pairs = [(first[name], second[name]) for first, second in self.pairs]
-            differs = difference(pairs)
+            known = [pair for pair in pairs if None not in pair]
+            differs = difference(known)
             found[name] = differs and {
                 "difference": differs.estimate,
                 "low": differs.low,
@@ -122,12 +128,13 @@ async def send_in_turns(
                 total(record)
 
             # Not timed: vLLM's server closes connections that were idle during the other's block.
-            await clients[which].connect()
+            await clients[which].connect(min(in_flight, size))
             began = time.perf_counter()
             try:
-                took = await send_load(
-                    clients[which], iter(block), options, note, count=size, block=number
-                )
+                async with overhead.watch(comparison.overhead):
+                    took = await send_load(
+                        clients[which], iter(block), options, note, count=size, block=number
+                    )
             finally:
                 if which == 0:
                     comparison.first_seconds += time.perf_counter() - began

@@ -76,5 +76,6 @@ def test_both_servers_are_compared_in_turns(vllm_server: str, server: TritonServ
     flags = ["--versus", vllm_server, "--versus-backend", "openai", "-s", "--iterations", "20"]
     _, report = run(tmp_path, "-u", server.grpc_url, *flags)
     assert report["completed"] == report["versus"]["completed"] == 80
-    for name in ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms"):
-        assert report["versus"][name]["pairs"] >= 2
+    for name in ("output_throughput", "median_ttft_ms", "median_e2el_ms"):
+        assert report["versus"][name]["pairs"] == report["versus"]["blocks"] == 20
+    assert report["versus"]["median_tpot_ms"] is not None  # on a busy machine, an answer may come in one piece

@@ -29,6 +29,7 @@ class OpenAIEcho:
         pause: seconds from the last line of a stream to its end.
         events: the data of each stream, instead of the echo.
         idle: seconds after which it closes an idle connection.
+        moved: where it sends those who ask for its models.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class OpenAIEcho:
         pause: float = 0.0,
         events: Sequence[str] = (),
         idle: float = 60.0,
+        moved: str = "",
     ) -> None:
         self.url = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -51,6 +53,8 @@ class OpenAIEcho:
         """Client's addresses so far."""
         self.connected_for_an_answer = 0
         """Requests for an answer that came first on their connection."""
+        self.listed = 0
+        """How often it has listed its models."""
         self.gone = threading.Event()
         """Set when a client has closed the connection of a stream."""
         self.models: Any = {"data": [{"id": name} for name in MODELS]}
@@ -63,6 +67,7 @@ class OpenAIEcho:
         self._pause = pause
         self._events = events
         self._idle = idle
+        self._moved = moved
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._runner: Any = None
@@ -94,6 +99,9 @@ class OpenAIEcho:
         self.connections.add(request.transport.get_extra_info("peername"))
         if self._key and request.headers.get("authorization") != self._key:
             return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
+        if self._moved:
+            raise web.HTTPTemporaryRedirect(self._moved)
+        self.listed += 1
         return web.json_response(self.models)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

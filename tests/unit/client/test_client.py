@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     [
         (["--url", "http://localhost:8001"], "without http://"),
         (["--url", "localhost:99999"], "host:port"),
+        (["--url", "a..b:8000"], "host:port"),
+        (["--url", f"{'a' * 64}:8000"], "host:port"),
+        (["--url", "a@b:8000"], "host:port"),
+        (["--url", "a?b:8000"], "host:port"),
         (["--iterations", "0"], "at least 1"),
         (["--stream-timeout", "-1"], "positive number of seconds"),
         (["--stream-timeout", "nan"], "positive number of seconds"),
@@ -48,7 +52,8 @@ if TYPE_CHECKING:
         (["--random-output-len", "5"], "need --random-input-len"),
         (["--random-input-len", "5", "--iterations", "2"], "give --num-prompts"),
         (["--iterations", "2", "--num-prompts", "5"], "either --iterations or --num-prompts"),
-        (["--root-certificates", "x.pem"], "need --ssl"),
+        (["--root-certificates", "/dev/null"], "need --ssl"),
+        (["--ssl", "--root-certificates", "x.pem"], "argument --root-certificates: cannot read x.pem: No such file"),
         (["--plot", "run.png"], "is not an SVG file"),
         (["--versus", "localhost:9", "--duration", "5"], "give --num-prompts instead"),
         (["--versus-backend", "openai"], "need --versus"),
@@ -323,6 +328,6 @@ def test_python_without_tritonclient_and_no_tools_says_what_to_install(tmp_path:
     (tmp_path / "prompts.txt").write_text(PROMPTS)
     argv = [bare_python, str(tmp_path / "client" / "client.py")]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env={**os.environ})
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "pip install 'tritonclient[grpc]'" in done.stderr
     assert "Traceback" not in done.stderr

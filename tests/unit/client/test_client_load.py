@@ -7,21 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-import loadtest
-from support.client_run import CLIENT, run
+from support.client_run import CLIENT, SCHEMA, matches, run
 from support.grpc_echo import EchoServer
 from support.patience import LIMIT, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-SCHEMA = json.loads(Path(loadtest.__file__).with_name("report.schema.json").read_text("utf-8"))
+    from pathlib import Path
 
 
 def test_records_as_json_lines(prompts: Path, tmp_path: Path) -> None:
@@ -81,30 +77,6 @@ def test_a_duration_ends_the_load(prompts: Path, tmp_path: Path) -> None:
     assert report["sent"] == report["completed"] == asked
     assert 1 <= asked <= 10
     matches(report, SCHEMA)
-
-
-def matches(value: Any, schema: dict[str, Any]) -> None:
-    """Check a value against a schema, as far as this project's schema goes."""
-    kinds = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "integer": int,
-        "number": int | float,
-        "boolean": bool,
-        "null": type(None),
-    }
-    names = schema.get("type", list(kinds))
-    assert any(isinstance(value, kinds[name]) for name in ([names] if isinstance(names, str) else names)), (value, schema)
-    if isinstance(value, dict) and "properties" in schema:
-        assert set(schema.get("required", ())) <= set(value)
-        patterns = schema.get("patternProperties", {})
-        for name, inner in value.items():
-            found = [schema["properties"][name]] if name in schema["properties"] else []
-            found += [each for pattern, each in patterns.items() if re.search(pattern, name)]
-            assert found, f"{name} is not in the schema"
-            for each in found:
-                matches(inner, each)
 
 
 def test_warm_ups_leave_the_other_prompts_new(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_memory_does_not_grow_with_the_requests(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(samples, "EXACT_LIMIT", 1000)
     monkeypatch.setattr(answers, "_IN_MEMORY", 1000)
     store = TextStore(tmp_path)
-    kept = Result(None, "vllm", tokens_counted=True, measures=Measures(), overhead=Overhead(), texts=store)
+    kept = Result(None, "vllm", measures=Measures(), overhead=Overhead(), texts=store)
     source = random.Random(1)
 
     def add(numbers: range) -> None:

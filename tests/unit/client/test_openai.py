@@ -20,8 +20,10 @@ from loadtest.errors import ClientError, InputError, NoSuchModelError, ServerGon
 from loadtest.loops import closed_loop
 from loadtest.measures import Measures
 from loadtest.openai import OpenAIClient
+from loadtest.options import parse
 from loadtest.record import Outcome, Record, Request
-from support.client_run import CLIENT, PROMPTS, run
+from loadtest.versus import Comparison, send_in_turns
+from support.client_run import CLIENT, PROMPTS, SCHEMA, matches, run
 from support.grpc_echo import EchoServer
 from support.openai_echo import OpenAIEcho
 from support.patience import LIMIT, pause, wait_for
@@ -36,13 +38,16 @@ def request(index: int, prompt: str, *, stream: bool = False, **values: Any) -> 
     return Request(index, prompt, {"temperature": 0, **values.pop("parameters", {})}, stream=stream, **values)
 
 
-def ask(server: OpenAIEcho, requests: Sequence[Request], *, places: int = 64, **values: Any) -> dict[int, Record]:
+def ask(
+    server: OpenAIEcho, requests: Sequence[Request], *, places: int = 64, connections: int = 0, **values: Any
+) -> dict[int, Record]:
     """Send the requests and return their records by index."""
     done: list[Record] = []
 
     async def send() -> None:
         async with OpenAIClient(Endpoint(**{"url": server.url, "model": "", "stream_timeout": 60.0} | values)) as client:
             await client.require_model(["image"] if any(each.images for each in requests) else ["text_input"])
+            await client.connect(connections)
             await closed_loop([client] * places, ((each,) for each in requests), done.append)
 
     asyncio.run(send())
@@ -120,20 +125,23 @@ def test_the_last_line_may_lack_its_end() -> None:
 
 
 PIECE = '{"choices": [{"index": 0, "text": "a"}], "error": null}'
+NULLS = ('{"choices": null}', '{"choices": [{"index": 0, "delta": null}]}')
 
 
 @pytest.mark.parametrize(
     ("events", "failure", "tokens"),
     [
         (['{"choices": [], "usage": {"completion_tokens": 0}}', "[DONE]"], "no response", 0),
-        (['{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}', "[DONE]"], "no response", 0),
-        ([PIECE, '{"choices": [], "usage": {"completion_tokens": null}}', "[DONE]"], "", 0),
+        (['{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}', "[DONE]"], "no response", None),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": null}}', "[DONE]"], "", None),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": 0}}', "[DONE]"], "", 0),
+        ([PIECE, *NULLS, "[DONE]"], "", None),
         ([PIECE, '{"choices": [], "usage": {"completion_tokens": 5}}', "[DONE]", PIECE], "", 5),
-        ([PIECE, '{"choices": [], "usage": {"completion_tokens": "x"}}', "[DONE]"], "wrong answer", 0),
-        ([PIECE, '{"error": {"message": "lost"}}', "[DONE]"], "error from the model", 0),
+        ([PIECE, '{"choices": [], "usage": {"completion_tokens": "x"}}', "[DONE]"], "wrong answer", None),
+        ([PIECE, '{"error": {"message": "lost"}}', "[DONE]"], "error from the model", None),
     ],
 )
-def test_a_strange_stream_does_not_end_the_run(events: list[str], failure: str, tokens: int) -> None:
+def test_a_strange_stream_does_not_end_the_run(events: list[str], failure: str, tokens: int | None) -> None:
     """Without a piece there is no answer; pieces are not tokens."""
     with OpenAIEcho(events=events) as server:
         found = ask(server, [request(0, "x", stream=True)])[0]
@@ -141,7 +149,8 @@ def test_a_strange_stream_does_not_end_the_run(events: list[str], failure: str, 
     assert found.outcome is (Outcome.FAILED if failure else Outcome.ANSWERED)
     measures = Measures()
     measures.add(found)
-    assert as_json(found, 0.0)["output_tokens"] == (tokens or (None if found.times else 0))
+    assert measures.uncounted == (not failure and tokens is None)
+    assert as_json(found, 0.0)["output_tokens"] == tokens
 
 
 def test_parameters_of_a_prompt_leave_the_request_as_it_is() -> None:
@@ -186,6 +195,7 @@ def test_connections_are_open_before_the_first_request() -> None:
         (None, {"model": "other"}, r"has no model 'other', but echo, adapter; name one of them with --model"),
         ({"data": []}, {}, r"lists no model; wait for it to load \(--wait-ready 300\)"),
         ([1], {}, r"does not list its models under /v1/models; name vLLM's server"),
+        ({"data": [{"id": 1}]}, {"model": "echo"}, r"does not list its models under /v1/models; name vLLM's server"),
         (None, {"key": "secret"}, r"answers /v1/models with status 401: Unauthorized; .*--header"),
     ],
 )
@@ -196,6 +206,14 @@ def test_what_is_wrong_with_a_server_is_said_before_anything_is_sent(models: Any
         with pytest.raises(ClientError, match=reason):
             ask(server, [request(0, "x")], **values)
         assert server.asked == []
+
+
+def test_a_redirect_gets_no_headers() -> None:
+    """They may have a secret, and the other server may be anybody's."""
+    with OpenAIEcho() as other, OpenAIEcho(moved=f"http://{other.url}/v1/models") as server:
+        with pytest.raises(ClientError, match=rf"redirects /v1/models to http://{other.url}/v1/models; name the"):
+            ask(server, [request(0, "x")], headers={"authorization": "secret"})
+        assert not other.connections
 
 
 def test_headers_are_sent() -> None:
@@ -219,8 +237,18 @@ def test_the_key_may_be_in_the_environment(
         done = run("--backend", "openai", "-u", server.url, *flags, "--report", "r.json", cwd=tmp_path)
     assert done.returncode == status, done.stderr
     written = "".join(path.read_text() for path in tmp_path.iterdir())
-    assert key not in done.stdout + done.stderr + written
+    for secret in (key, KEY):
+        assert secret not in done.stdout + done.stderr + written
     assert ("give its key in OPENAI_API_KEY" in done.stderr) == bool(status)
+
+
+def test_both_of_two_servers_get_the_key(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they get the headers, and as --help says."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with OpenAIEcho(key=f"Bearer {KEY}") as first, OpenAIEcho(key=f"Bearer {KEY}") as second:
+        done = run("--backend", "openai", "-u", first.url, "--versus", second.url, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert len(first.asked) == len(second.asked) == 2
 
 
 @pytest.mark.parametrize("key", ["sécret", "sec\nret"])
@@ -238,6 +266,25 @@ def test_a_model_that_the_server_does_not_list_is_not_waited_for() -> None:
     with OpenAIEcho() as server, pytest.raises(NoSuchModelError, match="has no model 'other', but echo, adapter"):
         ask(server, [request(0, "x")], model="other", wait_ready=600.0)
     assert time.monotonic() - began < LIMIT
+
+
+def test_a_model_that_was_there_is_waited_for() -> None:
+    """After the connection was lost, a router may list others while it loads again."""
+    done: list[Record] = []
+
+    async def send() -> None:
+        async with OpenAIClient(Endpoint(server.url, "echo", reconnect=60.0)) as client:
+            await client.require_model(["text_input"])
+            server.models = {"data": [{"id": "adapter"}]}
+            load = ((request(number, "x", stream=True),) for number in range(2))
+            task = asyncio.create_task(closed_loop([client], load, done.append))
+            await asyncio.to_thread(wait_for, lambda: server.listed >= 3, "the client to ask again")
+            server.models = {"data": [{"id": "echo"}]}
+            await task
+
+    with OpenAIEcho(cut=100) as server:
+        asyncio.run(send())
+    assert [record.failure for record in done] == ["connection"] * 2
 
 
 @pytest.mark.parametrize("late", ["server", "model"])
@@ -332,32 +379,34 @@ def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> Non
 
 
 def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
-    """Nor a verdict about a goal for them."""
-    with OpenAIEcho(counts=lambda _: False) as server:
-        flags = ["-s", "--report", "r.json", "--goodput", "tpot:1000"]
+    """Nor a verdict about a goal for them, whatever it says of a warm-up."""
+    with OpenAIEcho(counts=lambda number: number == 0) as server:
+        flags = ["-s", "--report", "r.json", "--goodput", "tpot:1000", "--num-warmups", 1]
         done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "this server does not count tokens" in done.stdout
     report = json.loads((tmp_path / "r.json").read_text())
-    names = ("total_output_tokens", "output_throughput", "median_tpot_ms", "request_goodput")
-    assert [report[name] for name in names] == [None] * 4
+    matches(report, SCHEMA)
+    names = ("total_output_tokens", "output_throughput", "max_output_tokens_per_s", "median_tpot_ms", "request_goodput")
+    assert [report[name] for name in names] == [None] * 5
 
 
 @pytest.mark.parametrize("mode", [[], ["-s"]])
 def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: list[str], prompts: Path, tmp_path: Path) -> None:
-    """They are answers all the same, and the report has their number; they reach no goal for TPOT."""
+    """They are answers all the same, and the report has their number; they reach no goal for TPOT. Nobody knows the speed."""
     with OpenAIEcho(counts=lambda number: number % 4 != 1) as server:
         goal = ["--goodput", "tpot:60000"] if mode else []
         flags = [*mode, *goal, "--iterations", 10, "--report", "r.json", "--results-format", "jsonl"]
         done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "The server did not count the tokens of 5 answers: left out above" in done.stdout
+    assert "The server did not count the tokens of 5 of 20 answers: no output tokens/s; TPOT is without them" in done.stdout
     records = [json.loads(line) for line in (tmp_path / "results.txt").read_text().splitlines()]
     counted = [record["output_tokens"] for record in records if record["output_tokens"] is not None]
     report = json.loads((tmp_path / "r.json").read_text())
     assert (len(counted), report["uncounted"], report["completed"], report["tokens_counted"]) == (15, 5, 20, True)
     assert report["total_output_tokens"] == sum(counted)
-    assert report["output_throughput"] > 0
+    assert (report["output_throughput"], report["total_token_throughput"]) == (None, None)
+    matches(report, SCHEMA)
     if mode:
         assert report["median_tpot_ms"] > 0
         assert report["request_goodput"] == pytest.approx(15 / report["duration"])
@@ -377,6 +426,21 @@ def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> 
     assert (report["versus"]["model_id"], report["versus"]["completed"]) == ("echo", 20)
 
 
+def test_two_servers_are_not_compared_in_tokens_that_one_has_not_counted(prompts: Path, tmp_path: Path) -> None:
+    """Its blocks would seem slower by what is missing. In the other blocks the two are compared."""
+    with OpenAIEcho() as first, OpenAIEcho(counts=lambda number: number >= 28 or number % 2 == 0) as second:
+        flags = ["--versus", second.url, "-s", "--num-prompts", 40, "--max-concurrency", 1, "--report", "r.json"]
+        done = run("--backend", "openai", "-u", first.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{second.url} did not count the tokens of 14 of 40 answers: no output tokens/s; TPOT is without them" in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    matches(report, SCHEMA)
+    assert (report["uncounted"], report["versus"]["uncounted"]) == (0, 14)
+    assert report["output_throughput"] > 0
+    assert [pair[1] is None for pair in report["versus"]["output_throughput"]["blocks"]] == [True] * 14 + [False] * 6
+    assert report["versus"]["output_throughput"]["pairs"] == 6
+
+
 def test_blocks_begin_with_open_connections(prompts: Path, tmp_path: Path) -> None:
     """The server closes idle ones during the other server's block; to connect again is no part of a block's times."""
     with EchoServer(delay=lambda _: 1.5) as first, OpenAIEcho(idle=0.75) as second:
@@ -386,6 +450,46 @@ def test_blocks_begin_with_open_connections(prompts: Path, tmp_path: Path) -> No
     assert len(second.asked) == 4
     assert len(second.connections) >= 3  # the server has closed them
     assert second.connected_for_an_answer == 0
+
+
+def test_to_connect_is_no_part_of_the_load() -> None:
+    """Neither of the time for which the client is watched, nor with more connections than a block has requests."""
+    slow = 0.05
+    asked: list[int] = []
+
+    class SlowClient(OpenAIClient):
+        async def connect(self, connections: int) -> None:
+            await super().connect(connections)
+            asked.append(connections)
+            await asyncio.sleep(slow)
+
+    async def send() -> None:
+        async with SlowClient(Endpoint(server.url, "echo")) as client:
+            load = (request(number, "x") for number in range(40))
+            await send_in_turns(
+                [client, client],
+                load,
+                parse(["--versus", server.url, "--max-concurrency", "8"]),
+                (lambda _: None, lambda _: None),
+                count=40,
+                comparison=comparison,
+            )
+
+    began = time.perf_counter()
+    with OpenAIEcho() as server:
+        comparison = Comparison(server.url, "openai")
+        asyncio.run(send())
+    assert asked == [2] * 40
+    assert 0 < comparison.overhead.seconds < time.perf_counter() - began - len(asked) * slow
+
+
+def test_an_open_loop_begins_with_open_connections(prompts: Path, tmp_path: Path) -> None:
+    """Otherwise its times to first token would have the time to connect."""
+    with OpenAIEcho(delay=lambda _: 1.0) as server:
+        done = run("--backend", "openai", "-u", server.url, "--request-rate", 50, "--num-prompts", 8, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(server.asked) == 8
+    assert server.connected_for_an_answer == 0
 
 
 def test_without_aiohttp_its_name_and_the_remedy_are_said(

@@ -59,6 +59,7 @@ def test_json_lines_have_chats_pictures_and_parameters(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", 'either "prompt" or "messages"'),
         ('{"prompt": "a", "messages": []}', 'either "prompt" or "messages"'),
         ('{"prompt": 5}', "must be a string"),

@@ -27,18 +27,18 @@ def test_a_bottleneck_gives_no_verdict() -> None:
     request = Request(0, "", {}, stream=True)
     measures.add(Record(request, due=0.0, sent=0.0, times=[0.1], output_tokens=1, outcome=Outcome.ANSWERED))
     for late, verdict in ((0.001, 0.5), (0.05, None)):
-        watched = Overhead(cpu=0.1, seconds=9.0)
+        watched = Overhead(cpu_seconds=0.9, seconds=9.0)
         watched.lag.extend([late] * 10)
-        figures = figures_of(options, Result(1, "vllm", tokens_counted=True, measures=measures, overhead=watched, duration=2.0))
+        figures = figures_of(options, Result(1, "vllm", measures=measures, overhead=watched, duration=2.0))
         assert figures["request_goodput"] == verdict
         assert ("no verdict" in "".join(summary(options, figures))) == (verdict is None)
-    assert Overhead(cpu=0.99, seconds=9.0).reasons() == ["it used 99% of a core"]
-    assert Overhead(cpu=0.5, seconds=9.0).reasons() == []
+    assert Overhead(cpu_seconds=8.91, seconds=9.0).reasons() == ["it used 99% of a core"]
+    assert Overhead(cpu_seconds=4.5, seconds=9.0).reasons() == []
 
 
 def test_a_handful_of_requests_has_no_bottleneck() -> None:
     """Their run is over before the client's part can be told from chance."""
-    watched = Overhead(cpu=0.99, seconds=1.9)
+    watched = Overhead(cpu_seconds=1.8, seconds=1.9)
     watched.lag.extend([0.5] * 10)
     assert watched.reasons() == []
 
@@ -58,7 +58,7 @@ def test_a_bottleneck_is_named_to_everybody(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(3):
         request = Request(0, "", {}, stream=True)
         measures.add(Record(request, due=0.0, sent=0.0, times=[0.1], output_tokens=1, outcome=Outcome.ANSWERED))
-    result = Result(3, "vllm", tokens_counted=True, measures=measures, overhead=Overhead(cpu=0.99, seconds=9.0), duration=2.0)
+    result = Result(3, "vllm", measures=measures, overhead=Overhead(cpu_seconds=8.91, seconds=9.0), duration=2.0)
     lines = summary(options, figures_of(options, result))
     assert "TTFT, E2EL: percentiles from a histogram, with an error of at most 1 %" in lines
     assert "The client was the bottleneck: it used 99% of a core" in lines
@@ -77,7 +77,7 @@ def test_a_comparison_says_how_many_pairs_it_used() -> None:
         ([(figures, figures)] * 6 + [(figures, empty)], r"TTFT p50: .*to \+0.0%, 6 of 7 pairs\)"),
         ([(figures, figures), (figures, empty)], "TTFT p50: no difference, too few pairs of blocks have this figure"),
     ):
-        result = Result(1, "vllm", tokens_counted=True, measures=measures, overhead=Overhead(), duration=1.0)
+        result = Result(1, "vllm", measures=measures, duration=1.0)
         result.comparison = Comparison("b:1", "openai", pairs=pairs)
         lines = summary(options, figures_of(options, result))
         assert any(re.fullmatch(line, each) for each in lines), lines

@@ -174,9 +174,9 @@ def test_a_server_that_stays_away_ends_the_run(places: int, monkeypatch: pytest.
     waits: list[float] = []
     wait = Readiness.wait
 
-    async def count(self: Readiness, seconds: float) -> None:
+    async def count(self: Readiness, seconds: float, *, again: bool = False) -> None:
         waits.append(seconds)
-        await wait(self, seconds)
+        await wait(self, seconds, again=again)
 
     monkeypatch.setattr(Readiness, "wait", count)
 
