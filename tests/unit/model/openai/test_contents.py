@@ -32,6 +32,8 @@ TAKEN = [
     ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "system": [{"type": "text", "text": "x"}], "tools": [{"name": "f"}]}),
     ("/v1/embeddings", {"input": ["x", "y"], "encoding_format": "base64"}),
     ("/v1/rerank", {"query": "x", "documents": ["y", "z"]}),
+    ("/v1/rerank", {"query": "x", "documents": ["y"], "instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x"}}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "file_id": None}]}]}),
     ("/tokenize", {"prompt": "x"}),
     ("/detokenize", {"tokens": [1, 2]}),
 ]
@@ -50,6 +52,9 @@ REFUSALS = [
     (TEXT, {"prompt": "x", "response_format": {"type": "x"}}, "response_format.type"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"max_length": 10**8, "padding": "max_length"}}, "'max_length'"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": "x"}, "must be an object"),
+    ("/score", {"text_1": "x", "text_2": ["y"], "instruction": "x" * 3201}, "'instruction' has 3201 characters"),
+    ("/score", {"instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x" * 300}}, "'instruction' has 3300"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "file_id": "f"}]}]}, "'file_id'"),
     (CHAT, {"messages": [{"content": "x"}]}, "messages must be a list"),
     (CHAT, {"messages": "x"}, "messages must be a list"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 3201}]}, "'messages' has 3205 characters"),
