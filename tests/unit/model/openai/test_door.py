@@ -166,7 +166,7 @@ async def test_health_is_that_of_the_engine():
     client.up = False
     assert await client.ask("/health", method="GET") == (503, b"")
     client.up = True
-    client.door.close()
+    client.door.leave()
     assert await client.ask("/health", method="GET") == (503, b"")
 
 
@@ -183,7 +183,7 @@ async def test_the_gate_is_asked_first(what):
 async def test_an_unloading_model_takes_nothing():
     """Health says so, too."""
     client = Client()
-    client.door.close()
+    client.door.leave()
     assert (await client.ask())[0] == (await client.ask("/v1/models", method="GET"))[0] == 503
     assert client.app.got == []
 
@@ -305,7 +305,7 @@ async def test_a_request_counts_when_its_body_has_arrived(change):
     assert client.openai_requests.is_empty()
     client.gate.refuses = change
     if change == "unload":
-        client.door.close()
+        client.door.leave()
     arrived.set()
     await answering
     assert (got[0]["status"], weights[0]) == ((503, 0) if change else (200, 1))
@@ -336,6 +336,10 @@ async def test_an_unload_refuses_what_has_not_been_passed_on(waits):
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
     answering = asyncio.ensure_future(client.door(scope, receive, send))
     await waiting.wait()
+    client.door.leave()
+    await asyncio.sleep(0.01)
+    # What counts already has its time.
+    assert answering.done() == (waits == "read")
     client.door.close()
     await asyncio.wait_for(answering, 5)
     assert got[0]["status"] == 503
@@ -356,7 +360,7 @@ async def test_a_request_that_is_cancelled_while_the_model_unloads_ends():
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
     answering = asyncio.ensure_future(client.door(scope, receive, None))
     await waiting.wait()
-    client.door.close()
+    client.door.leave()
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answering

@@ -53,7 +53,7 @@ class Door:
         app: vLLM's application. None before it serves.
         llm: the engine that the application answers with.
         know: makes the name of an adapter known to the application.
-        closed: whether the model is being unloaded. ``close`` sets it.
+        closed: whether the model is being unloaded. ``leave`` sets it.
     """
 
     def __init__(
@@ -64,18 +64,22 @@ class Door:
         self._note = note
         self._shared = shared
         self._bodies = Bodies(rules.limits)
-        # The requests that have not been passed on.
-        self._entered: set[Interrupt] = set()
+        self._reading: set[Interrupt] = set()
+        self._checking: set[Interrupt] = set()
         self.app: App | None = None
         self.llm: EngineClient | None = None
         self.know: Callable[[str], None] = lambda name: None  # noqa: ARG005
         self.closed = False
 
-    def close(self) -> None:
-        """Take no more requests, and refuse those that have not been passed on."""
+    def leave(self) -> None:
+        """Take no more requests, and refuse those whose bodies have not arrived."""
         self.closed = True
-        for interrupt in [*self._entered]:
-            interrupt.end(UnavailableError(UNLOADING))
+        _end_all(self._reading)
+
+    def close(self) -> None:
+        """Refuse all requests that have not been passed on."""
+        self.leave()
+        _end_all(self._checking)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -121,16 +125,18 @@ class Door:
         self._require_open()
         requests = self._rules.runner.openai_requests
         with ExitStack() as until_answered:
-            with Interrupt(self._entered) as interrupt, ExitStack() as until_passed_on:
-                declared = _declared_length(headers)
-                body = await self._bodies.read(receive, declared, interrupt, until_passed_on)
+            with ExitStack() as until_passed_on:
+                with Interrupt(self._reading) as interrupt:
+                    declared = _declared_length(headers)
+                    body = await self._bodies.read(receive, declared, interrupt, until_passed_on)
                 # 2) Count the request. Before its body has arrived, it takes no place: clients that
                 # send slowly would otherwise keep others out, also those of Triton.
                 self._require_open()
                 request = requests.begin()
                 until_answered.callback(requests.finish, request)
                 # 3) Check the body.
-                await self._check(route, body, request)
+                with Interrupt(self._checking):
+                    await self._check(route, body, request)
             if request.ended is not None:
                 raise request.ended
             # 4) Pass it on. The application's tasks inherit the request.
@@ -208,6 +214,11 @@ class Door:
             # sees that something is missing. Noting the first start would cost time for each token.
             with suppress(RuntimeError):
                 await _refuse(send, failed, scope["path"])
+
+
+def _end_all(blocks: set[Interrupt]) -> None:
+    for block in [*blocks]:
+        block.end(UnavailableError(UNLOADING))
 
 
 def _check_encoding(headers: Mapping[bytes, bytes]) -> None:

@@ -120,7 +120,7 @@ class Server:
 
     def leave(self) -> None:
         """Take no more requests."""
-        self._door.close()
+        self._door.leave()
 
     async def close(self) -> None:
         """End the connections; the requests have been ended."""
