@@ -144,12 +144,26 @@ async def test_a_body_that_gets_no_room_is_refused():
 
 
 @pytest.mark.usefixtures("from_50_on")
+async def test_a_body_without_a_length_keeps_only_the_room_it_needs():
+    """While it arrives, it may become as large as the largest."""
+    bodies = Bodies(SMALL, at_once=120)
+    with ExitStack() as until_passed_on, Interrupt(set()) as interrupt:
+        await bodies.read(messages(b"a" * 60), None, interrupt, until_passed_on)
+        assert await asyncio.wait_for(read(bodies, messages(b"b" * 60), 60), 5)
+    slow, waits, _ = unfinished(b"a" * 60)
+    leaving = asyncio.ensure_future(read(bodies, slow))
+    await waits.wait()
+    leaving.cancel()
+    assert await asyncio.wait_for(read(bodies, messages(b"b" * 100)), 5)
+
+
+@pytest.mark.usefixtures("from_50_on")
 async def test_the_largest_body_always_has_room():
     """However little room the bodies have together."""
     assert len(await read(Bodies(SMALL, at_once=60), messages(b"a" * 51, b"a" * 40))) == 91
     unlimited = Bodies(replace(SMALL, max_request_bytes=0), arrival_s=0.05, at_once=60)
-    assert len(await read(unlimited, messages(b"a" * 91), 91)) == 91
-    assert len(await read(unlimited, messages(b"a" * 91), 91)) == 91
+    for declared in (91, None, 91):
+        assert len(await read(unlimited, messages(b"a" * 61, b"a" * 10, b"a" * 20), declared)) == 91
 
 
 async def test_large_bodies_are_passed_on_one_by_one(monkeypatch):

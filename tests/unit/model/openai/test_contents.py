@@ -52,6 +52,7 @@ REFUSALS = [
     (TEXT, {"prompt": "x", "response_format": {"type": "x"}}, "response_format.type"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"max_length": 10**8, "padding": "max_length"}}, "'max_length'"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": "x"}, "must be an object"),
+    (CHAT, {"messages": HELLO, "chat_template": "x"}, "the operator chooses the template"),
     ("/score", {"text_1": "x", "text_2": ["y"], "instruction": "x" * 3201}, "'instruction' has 3201 characters"),
     ("/score", {"instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x" * 300}}, "'instruction' has 3300"),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "file_id": "f"}]}]}, "'file_id'"),

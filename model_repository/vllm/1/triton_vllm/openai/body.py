@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import deque
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from triton_vllm.openai.refusal import HttpRefusalError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
-    from contextlib import ExitStack
 
     from triton_vllm.base.errors import AdapterError
     from triton_vllm.base.limits import Limits
@@ -144,10 +144,16 @@ class Bodies:
             # Meanwhile uvicorn reads no more of it.
             with self._at_most(interrupt, self._no_room):
                 taken = await self._room.take(needed)
-            until_passed_on.callback(self._room.give_back, taken)
-            with self._at_most(interrupt, self._too_slow):
-                while more:
-                    more = await self._collect(receive, pieces, needed)
+            with ExitStack() as unless_complete:
+                unless_complete.callback(self._room.give_back, taken)
+                if more:
+                    with self._at_most(interrupt, self._too_slow):
+                        await self._collect(receive, pieces, math.inf)
+                unless_complete.pop_all()
+            # Without a declared length, it may be far smaller than the largest.
+            kept = min(taken, sum(map(len, pieces)))
+            self._room.give_back(taken - kept)
+            until_passed_on.callback(self._room.give_back, kept)
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         # Two copies of a large one are not needed.
         pieces.clear()
@@ -155,7 +161,7 @@ class Bodies:
             await self._turns.take()
         return body
 
-    async def _collect(self, receive: Receive, pieces: list[bytes], enough: int) -> bool:
+    async def _collect(self, receive: Receive, pieces: list[bytes], enough: float) -> bool:
         """Read until there is more than enough; return whether more may follow."""
         size = sum(map(len, pieces))
         while size <= enough:
