@@ -21,11 +21,12 @@ def read(tmp_path, monkeypatch):
     """Reads a file with this content."""
     monkeypatch.setattr(vllm_api, "server_arg_types", lambda vllm: DECLARED)
 
-    def read(content, parsers=None, template=None):
+    def read(content, parsers=None, template=None, file="vllm_engine_args.json"):
         if content is not None:
             text = content if isinstance(content, str) else json.dumps(content)
             (tmp_path / arguments.FILE_NAME).write_text(text)
-        return arguments.read(tmp_path, None, start.Shared(ENGINE, parsers or ParserNames(), template or ChatTemplate()).values())
+        common = start.CommonArguments(ENGINE, parsers or ParserNames(), template or ChatTemplate(), file)
+        return arguments.read(tmp_path, None, common.values(), common.file)
 
     return read
 
@@ -49,8 +50,8 @@ def test_the_file_may_be_missing(read):
         ({"enable_log_output": True}, "no argument 'enable_log_output'.*did you mean 'enable_log_outputs'"),
         ({"enable_log_outputs": "maybe"}, "enable_log_outputs must be true or false"),
         ({"max_model_len": 200}, "max_model_len differs from vllm_engine_args.json"),
-        ({"tool_call_parser": "hermes"}, "tool_call_parser differs from vllm_engine_args.json"),
-        *(({name: "x"}, f"{name} cannot be set here: ") for name in arguments.OURS if name != "tool_call_parser"),
+        ({"tool_call_parser": "hermes"}, "tool_call_parser differs from vllm_engine_args.json.*set tool_parser there"),
+        *(({name: "x"}, f"{name} cannot be set here: ") for name in arguments.OURS),
     ],
     ids=str,
 )
@@ -71,3 +72,11 @@ def test_another_chat_template_for_this_api_is_refused(read, chosen):
     """The two APIs would render the same messages in two ways, also if the other one has the model's own template."""
     with pytest.raises(ConfigError, match=r"chat_template differs from vllm_engine_args\.json.*set it there"):
         read({"chat_template": "a.jinja"}, template=chosen)
+
+
+@pytest.mark.parametrize("content", [{"max_model_len": 200}, {"enable_auto_tool_choice": True}, {"model_tag": "m"}], ids=str)
+def test_the_file_of_an_adopted_model_is_named(read, content):
+    """It has no `vllm_engine_args.json`."""
+    with pytest.raises(ConfigError, match=r"1/model\.json") as raised:
+        read(content, file="1/model.json")
+    assert "vllm_engine_args" not in str(raised.value)

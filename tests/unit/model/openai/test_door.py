@@ -104,7 +104,7 @@ class Prompter:
     def __init__(self):
         self.checked: list[Any] = []
 
-    async def check_text(self, llm, text):
+    async def check_text(self, llm, text, most):
         self.checked.append(text)
 
     async def try_constraint(self, llm, constraint):
@@ -165,7 +165,8 @@ async def test_health_is_that_of_the_engine():
     assert await client.ask("/health", method="GET") == (200, b"")
     client.up = False
     assert await client.ask("/health", method="GET") == (503, b"")
-    client.up = client.door.closed = True
+    client.up = True
+    client.door.leave()
     assert await client.ask("/health", method="GET") == (503, b"")
 
 
@@ -182,7 +183,7 @@ async def test_the_gate_is_asked_first(what):
 async def test_an_unloading_model_takes_nothing():
     """Health says so, too."""
     client = Client()
-    client.door.closed = True
+    client.door.leave()
     assert (await client.ask())[0] == (await client.ask("/v1/models", method="GET"))[0] == 503
     assert client.app.got == []
 
@@ -303,11 +304,74 @@ async def test_a_request_counts_when_its_body_has_arrived(change):
     await waiting.wait()
     assert client.openai_requests.is_empty()
     client.gate.refuses = change
-    client.door.closed = change == "unload"
+    if change == "unload":
+        client.door.leave()
     arrived.set()
     await answering
     assert (got[0]["status"], weights[0]) == ((503, 0) if change else (200, 1))
     assert client.openai_requests.is_empty()
+
+
+@pytest.mark.parametrize("waits", ["read", "checked"])
+async def test_an_unload_refuses_what_has_not_been_passed_on(waits):
+    """uvicorn would cancel it, and log a traceback."""
+    client = Client()
+    waiting = asyncio.Event()
+    got: list[Any] = []
+
+    async def receive():
+        if waits == "read":
+            waiting.set()
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
+
+    async def check_text(*args):
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async def send(message):
+        got.append(message)
+
+    client.prompter.check_text = check_text
+    scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
+    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    await waiting.wait()
+    client.door.leave()
+    await asyncio.sleep(0.01)
+    # What counts already has its time.
+    assert answering.done() == (waits == "read")
+    client.door.close()
+    await asyncio.wait_for(answering, 5)
+    assert got[0]["status"] == 503
+    assert b"being unloaded" in got[1]["body"]
+    assert client.openai_requests.is_empty()
+    assert client.app.got == []
+
+
+async def test_a_request_that_is_cancelled_while_the_model_unloads_ends():
+    """uvicorn does that with what takes too long; the unload hides no cancellation."""
+    client = Client()
+    waiting = asyncio.Event()
+
+    async def receive():
+        waiting.set()
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
+    answering = asyncio.ensure_future(client.door(scope, receive, None))
+    await waiting.wait()
+    client.door.leave()
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
+
+
+async def test_vllm_gets_the_bytes_that_were_checked():
+    """Writing them again would cost as much as parsing them."""
+    client = Client()
+    sent = b'{"prompt":  "\\u00e9"}'
+    await client.ask(body=sent)
+    assert client.app.got[0][1] == sent
 
 
 async def test_a_client_that_has_gone_gets_no_answer():

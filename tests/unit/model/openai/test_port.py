@@ -34,7 +34,8 @@ def test_the_instances_of_a_model_share_a_port(port):
         assert first.getsockname() == second.getsockname()
 
 
-def test_two_models_that_load_at_once_do_not_share_a_port(port, monkeypatch):
+@pytest.mark.parametrize("host_of_the_other", [HERE, "localhost", "0.0.0.0"])
+def test_two_models_that_load_at_once_do_not_share_a_port(port, monkeypatch, host_of_the_other):
     """Both have several instances, and the second one tries while the first one has let the port go for a moment."""
     listen = port_module._listen
     refused: list[str] = []
@@ -43,7 +44,7 @@ def test_two_models_that_load_at_once_do_not_share_a_port(port, monkeypatch):
         if shared and not refused:
             refused.append("")
             with pytest.raises(ConfigError, match="is taken, by another model") as raised:
-                claim(host, number, shared=True)
+                claim(host_of_the_other, number, shared=True)
             refused.append(str(raised.value))
         return listen(host, number, shared=shared)
 

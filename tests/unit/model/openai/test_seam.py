@@ -184,7 +184,7 @@ async def test_the_prompts_of_a_request_cost_together(place):
     place.limits(max_token_ids=100)
     for number in range(2):
         place.seam.generate({}, ids, str(number))
-    with pytest.raises(ClientError, match="for all prompts, 150 token ids; this model takes at most 100"):
+    with pytest.raises(ClientError, match="for all prompts 150 token ids; this model takes at most 100: send fewer"):
         place.seam.generate({}, ids, "three")
 
 
@@ -193,7 +193,7 @@ async def test_so_do_their_log_probabilities(place):
     place.limits(max_logprob_values=100)
     for number in range(2):
         place.seam.generate({"prompt_token_ids": [1]}, params(logprobs=10), str(number))
-    with pytest.raises(ClientError, match="for all prompts, for 150 log probabilities"):
+    with pytest.raises(ClientError, match="for all prompts 150 values; this model takes at most 100: send fewer"):
         place.seam.generate({"prompt_token_ids": [1]}, params(logprobs=10), "three")
 
 
@@ -254,6 +254,27 @@ async def test_a_request_that_is_ended_gets_the_reason_and_is_aborted(place):
     assert place.llm.aborted == ["one"]
     with pytest.raises(BusyError, match="unloaded"):
         place.seam.generate({}, params(), "two")
+
+
+async def test_what_joins_a_request_that_has_ended_is_aborted(place):
+    """vLLM would work on it for nobody."""
+    added, go_on = asyncio.Event(), asyncio.Event()
+    add = place.llm.add_request
+
+    async def slow(*args, **options):
+        added.set()
+        await go_on.wait()
+        return await add(*args, **options)
+
+    place.llm.add_request = slow
+    waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), "one")))
+    await added.wait()
+    place.runner.openai_requests.end_all(UnavailableError("unloaded"))
+    go_on.set()
+    with pytest.raises(BusyError, match="unloaded"):
+        await waiting
+    await asyncio.sleep(0)
+    assert place.llm.aborted == ["one"]
 
 
 async def test_a_request_that_waits_for_too_long_is_found(place):

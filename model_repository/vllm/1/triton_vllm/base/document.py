@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError
@@ -24,28 +25,30 @@ _JSON_NAMES = {
 }
 
 
-def json_object(text: str, name: str, depth: int) -> dict[str, Any]:
+def json_object(text: str, name: str, depth: int, *, strict: bool = False) -> dict[str, Any]:
     """Return the JSON object in ``text``; arguments and errors are those of ``json_value``."""
-    value = json_value(text, name, depth)
+    value = json_value(text, name, depth, strict=strict)
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{name} must be a JSON object, not {_JSON_NAMES[type(value)]}")
     return value
 
 
-def json_value(text: str, name: str, depth: int) -> Any:
+def json_value(text: str, name: str, depth: int, *, strict: bool = False) -> Any:
     r"""Return the JSON value in ``text``.
 
     Args:
         text: the document.
         name: the input's name for errors.
         depth: the most levels of lists and objects. 0 means no limit.
+        strict: whether to refuse what parsers read in different ways: a name that an object has
+            twice, and a number that is too large for a float.
 
     Raises:
         InvalidRequestError: the text is not valid JSON, is too deep, or has half of a character
             that needs two ("\ud800").
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = (_STRICT if strict else _USUAL).decode(text)
         # Only such an escape can make half a character. UTF-8 cannot encode it, so encoding the
         # value finds it.
         if "\\ud" in text or "\\uD" in text:
@@ -106,3 +109,28 @@ def _children(nodes: Iterable[Any]) -> Iterator[Any]:
 def _no_constant(name: str) -> Any:
     # Python's JSON reader takes NaN and Infinity, which JSON does not have.
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"an object has the name '{name[:64]}' twice")
+            seen.add(name)
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:64]} is too large")
+    return value
+
+
+# `json.loads` would make a new decoder for each document.
+_USUAL = json.JSONDecoder(parse_constant=_no_constant)
+_STRICT = json.JSONDecoder(
+    parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique
+)

@@ -74,8 +74,9 @@ class Limits:
         max_answer_tokens: ``n`` times ``max_tokens``, if ``n`` is more than one.
         max_logprobs: ``logprobs`` and ``prompt_logprobs``.
         max_logprob_values: ``max_tokens`` times ``logprobs``, plus the prompt's tokens times
-            ``prompt_logprobs``. All of that times ``n``.
-        max_token_ids: different ids in a parameter such as ``allowed_token_ids``, times ``n``.
+            ``prompt_logprobs``. All of that times ``n``. The sum of all prompts of a request.
+        max_token_ids: different ids in a parameter such as ``allowed_token_ids``, times ``n``. The
+            sum of all prompts of a request.
         max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
             asks for that.
         max_stop_strings: strings of ``stop``, and of ``bad_words``.
@@ -166,7 +167,7 @@ _SIZE = {
 }
 
 
-def refuse_above(limit: int, found: int, what: str, unit: str = "") -> None:
+def refuse_above(limit: int, found: int, what: str, unit: str = "", remedy: str = "") -> None:
     """Refuse a request that has more than ``limit`` of something; a limit of 0 refuses nothing.
 
     Args:
@@ -174,13 +175,15 @@ def refuse_above(limit: int, found: int, what: str, unit: str = "") -> None:
         found: how much the request has.
         what: the beginning of the sentence "tools has 9 entries".
         unit: the unit of ``found``.
+        remedy: what the client may do instead.
 
     Raises:
         InvalidRequestError: there is more. The text has the amount and the limit.
     """
     if 0 < limit < found:
         amount = f"{found} {unit}".rstrip()
-        raise InvalidRequestError(f"{what} {amount}; this model takes at most {limit}")
+        end = f": {remedy}" if remedy else ""
+        raise InvalidRequestError(f"{what} {amount}; this model takes at most {limit}{end}")
 
 
 def check_sizes(

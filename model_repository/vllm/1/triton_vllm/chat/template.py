@@ -49,8 +49,21 @@ def split(
         return others, ChatTemplate()
     if not isinstance(value, str):
         raise ConfigError(f"{file}: {NAME} must be a template, or the name of a file with one")
-    text = value if _JINJA & set(value) else _read(model_dir / value, file)
+    text = value if _is_template(value, model_dir) else _read(model_dir / value, file)
     return others, ChatTemplate(value, text)
+
+
+def _is_template(value: str, model_dir: Path) -> bool:
+    if "\n" in value:
+        return True
+    if not _JINJA & set(value):
+        return False
+    # A path may have a brace.
+    try:
+        return not (model_dir / value).is_file()
+    # It is too long for a path.
+    except OSError:
+        return True
 
 
 def _read(path: Path, file: str) -> str:

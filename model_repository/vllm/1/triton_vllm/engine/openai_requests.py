@@ -25,7 +25,7 @@ LINGER_S = 30.0
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class Joined:
     """One of vLLM's own requests for a request to the port.
 
     Attributes:
@@ -62,7 +62,7 @@ class OpenAiRequest:
     asked: int = 0
     token_ids: int = 0
     logprob_values: int = 0
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Joined] = field(default_factory=list)
     ended: AdapterError | None = None
     waiting_since: float = 0.0
     deadline: asyncio.TimerHandle | None = None
@@ -162,10 +162,11 @@ class OpenAiRequests:
             put(item)
 
         collector.put = noted
-        part = Part(part_id, count, put)
+        part = Joined(part_id, count, put)
         request.parts.append(part)
         if request.ended is not None:
             part.put(self._translator.raised(request.ended))
+            self._abort([part])
 
     def end(self, request: OpenAiRequest, error: AdapterError) -> None:
         """End a request before vLLM has finished it."""
@@ -174,11 +175,7 @@ class OpenAiRequests:
         request.ended = error
         for part in request.parts:
             part.put(self._translator.raised(error))
-        llm = self._engine()
-        if llm is not None and request.parts and not vllm_api.is_dead(llm):
-            task = self._loop.create_task(self._abort(llm, request.parts))
-            self._aborting.add(task)
-            task.add_done_callback(self._aborting.discard)
+        self._abort([*request.parts])
 
     def end_all(self, error: AdapterError) -> None:
         """End all requests."""
@@ -193,8 +190,16 @@ class OpenAiRequests:
             if request.waiting_since < came and request.ended is None and request.waits(llm)
         ]
 
-    async def _abort(self, llm: EngineClient, parts: list[Part]) -> None:
-        for part in parts:
-            await llm.abort(part.id)
-            if part.count > 1:
-                vllm_api.forget_parent(llm, part.id)
+    def _abort(self, parts: list[Joined]) -> None:
+        llm = self._engine()
+        if llm is not None and parts and not vllm_api.is_dead(llm):
+            task = self._loop.create_task(_stop(llm, parts))
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
+
+
+async def _stop(llm: EngineClient, parts: list[Joined]) -> None:
+    for part in parts:
+        await llm.abort(part.id)
+        if part.count > 1:
+            vllm_api.forget_parent(llm, part.id)

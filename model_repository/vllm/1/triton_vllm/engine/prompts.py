@@ -11,7 +11,7 @@ from triton_vllm.base.errors import AdapterError, InvalidRequestError, Unsupport
 from triton_vllm.call import GenerateRequest
 from triton_vllm.chat.request import Chat
 from triton_vllm.constraints.trials import Trials
-from triton_vllm.engine.tokenizing import refuse_long, tokenize
+from triton_vllm.engine.tokenizing import may_be_long, refuse_long, tokenize
 from triton_vllm.engine.turns import Turns
 from triton_vllm.media import decode
 from triton_vllm.pooling.embedding import Part
@@ -116,16 +116,23 @@ class Prompter:
         """
         await self._trials.check(llm, constraint)
 
-    async def check_text(self, llm: EngineClient, text: str) -> None:
+    async def check_text(self, llm: EngineClient, text: str, most: int) -> None:
         """Return if a text may be tokenized as a whole.
 
+        Args:
+            llm: the engine.
+            text: the text.
+            most: tokens that the model takes. 0 means unknown.
+
         Raises:
-            InvalidRequestError: it has far more tokens than the model takes.
+            InvalidRequestError: it has far more tokens.
         """
+        # Nearly all texts are short, and asking vLLM for its parts takes longer than this.
+        if not may_be_long(text, most):
+            return
         renderer = vllm_api.renderer(self._vllm, llm)
         tokenizer = renderer and vllm_api.pooled_tokenizer(self._vllm, renderer)
         if tokenizer is not None:
-            most = vllm_api.facts(llm).max_tokens
             await refuse_long(tokenizer, text, most, self._turns)
 
     async def check_videos(self, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -180,7 +187,7 @@ class Prompter:
                 text = f"messages hold what cannot be decoded: {refusal}"
             else:
                 reason = str(error).strip().partition("\n")[0]
-                text = f"messages cannot be rendered by the model's chat template: {reason}"
+                text = f"messages cannot be rendered by the chat template: {reason}"
             raise InvalidRequestError(text) from error
 
 

@@ -73,6 +73,11 @@ async def tokenize(
     return rendered
 
 
+def may_be_long(text: str, most: int) -> bool:
+    """Return whether a text may have far more tokens than the model takes; 0 means unknown."""
+    return 0 < most * USUAL_CHARACTERS < len(text)
+
+
 async def refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> None:
     """Refuse a text with far more tokens than the model takes, without counting all of them.
 
@@ -85,7 +90,7 @@ async def refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> Non
     Raises:
         InvalidRequestError: the text has far more tokens.
     """
-    if len(text) <= most * USUAL_CHARACTERS or most <= 0:
+    if not may_be_long(text, most):
         return
     count = 0
     for start in range(0, len(text), PIECE):

@@ -21,7 +21,7 @@ OURS: Mapping[str, str] = {
     "api_server_count": "instance_group in config.pbtxt has the number of front ends",
     "config": "this file has the arguments",
     "data_parallel_supervisor_port": "Triton starts the processes",
-    "enable_auto_tool_choice": "tool_parser in vllm_engine_args.json turns it on",
+    "enable_auto_tool_choice": "tool_parser in {file} turns it on",
     "enable_scale_out": "its paths are not served",
     "enable_ssl_refresh": "load the model again after a change of its certificate",
     "enable_tokenizer_info_endpoint": "its path is not served",
@@ -31,32 +31,34 @@ OURS: Mapping[str, str] = {
     "host": "set OPENAI_HOST in config.pbtxt",
     "lora_modules": "multi_lora.json or LORA_DIRECTORY has the adapters",
     "middleware": "only the model's own checks stand before vLLM",
-    "model_tag": "vllm_engine_args.json names the model",
+    "model_tag": "{file} names the model",
     "port": "set OPENAI_PORT in config.pbtxt",
     "root_path": "paths are served as they are",
     "served_model_name": "it is the model's name in Triton",
     "tokens_only": "its paths are not served",
-    "tool_call_parser": "set tool_parser in vllm_engine_args.json, for both APIs",
     "tool_parser_plugin": "it would hold for one of the two APIs only",
     "tool_server": "it runs programs for clients",
     "trust_request_chat_template": "a template is a program",
     "trust_request_mm_kwargs": "requests cannot set them",
     "uds": "set OPENAI_HOST and OPENAI_PORT in config.pbtxt",
 }
-"""Arguments that this model sets or refuses, with what to do instead."""
+"""Arguments that this model sets or refuses, with what to do instead.
+
+``{file}`` stands for the file with the engine's arguments.
+"""
 # Otherwise any client could write into Triton's log.
 DEFAULTS: Mapping[str, Any] = {"uvicorn_log_level": "error", "disable_uvicorn_access_log": True}
 """Arguments whose default is not vLLM's."""
 
 
-def read(model_dir: Path, vllm: Vllm, shared: Mapping[str, Any]) -> dict[str, Any]:
+def read(model_dir: Path, vllm: Vllm, common: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return the arguments in the model's file; none if there is no file.
 
     Args:
         model_dir: the folder with ``config.pbtxt``.
         vllm: the loaded vLLM.
-        shared: the arguments that count for both APIs, with their values in
-            ``vllm_engine_args.json``.
+        common: the arguments that count for both APIs.
+        file: the file with their values.
 
     Raises:
         ConfigError: the file is not a JSON object, or has an argument that is unknown, wrong, the
@@ -65,14 +67,17 @@ def read(model_dir: Path, vllm: Vllm, shared: Mapping[str, Any]) -> dict[str, An
     declared = vllm_api.server_arg_types(vllm)
     values = dict(DEFAULTS)
     for name, value in _object(model_dir / FILE_NAME).items():
-        if name in shared:
-            if value != shared[name]:
+        if name in common:
+            if value != common[name]:
+                # Our own name in that file. vLLM's name means the same there.
+                there = "it" if name != "tool_call_parser" else "tool_parser"
                 raise ConfigError(
-                    f"{FILE_NAME}: {name} differs from vllm_engine_args.json, whose value counts "
-                    "for both APIs: set it there, and leave it out here"
+                    f"{FILE_NAME}: {name} differs from {file}, whose value counts for both APIs: "
+                    f"set {there} there, and leave {name} out here"
                 )
         elif name in OURS:
-            raise ConfigError(f"{FILE_NAME}: {name} cannot be set here: {OURS[name]}")
+            remedy = OURS[name].format(file=file)
+            raise ConfigError(f"{FILE_NAME}: {name} cannot be set here: {remedy}")
         elif name not in declared:
             raise ConfigError(
                 f"{FILE_NAME}: vLLM's server has no argument '{name}' that its engine does not have"

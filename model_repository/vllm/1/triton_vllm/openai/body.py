@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import math
 import re
-from contextlib import asynccontextmanager
+from collections import deque
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from triton_vllm.engine.turns import Turns
 from triton_vllm.openai.refusal import HttpRefusalError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
+    from triton_vllm.base.errors import AdapterError
     from triton_vllm.base.limits import Limits
+    from triton_vllm.openai.interrupt import Interrupt
     from triton_vllm.vllm_api import Facts
 
     Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -27,9 +30,13 @@ ARRIVAL_S = 60.0
 """How long the body of a request may take to arrive, s."""
 # Many clients could otherwise fill the memory together, each within its own limit.
 AT_ONCE = 256 * MIB
-"""The most bytes of bodies that have not been passed on."""
-# Parsing and checking this takes about 5 ms, here and in vLLM's application.
+"""The most bytes of large bodies that have not been passed on."""
+# uvicorn reads about as much before anybody asks for the body. 2048 connections, the most that are
+# open, hold 128 MB of small bodies.
 SMALL = 65_536
+"""Bytes of a body that needs no room among the large ones."""
+# Parsing and checking this takes about 0.2 ms at most, here and in vLLM's application.
+SHORT = 4096
 """Bytes of a body that need not wait for a turn."""
 VALUES = 1 << 18
 """The most values of a body, if the model does not take more tokens: parsing them takes 0.2 s."""
@@ -42,13 +49,58 @@ class Gone(Exception):  # noqa: N818 - nobody gets it as an error
     """The client has gone before its request was complete."""
 
 
+class Room:
+    """Lets large bodies in, in their order of arrival, as far as they fit.
+
+    Args:
+        most: the most bytes of all of them together.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size: int) -> int:
+        """Wait for room; return the bytes to give back. A body above ``most`` gets all."""
+        size = min(size, self._most)
+        if not self._waiting and self._held + size <= self._most:
+            self._held += size
+            return size
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # It may have got its room in the same moment.
+            if turn.done() and not turn.cancelled():
+                self.give_back(size)
+            else:
+                turn.cancel()
+                self.give_back(0)
+            raise
+        return size
+
+    def give_back(self, size: int) -> None:
+        """Give room back, and let those in that fit now."""
+        self._held -= size
+        while self._waiting:
+            needed, turn = self._waiting[0]
+            if not turn.done():
+                if self._held + needed > self._most:
+                    return
+                self._held += needed
+                turn.set_result(None)
+            self._waiting.popleft()
+
+
 class Bodies:
-    """Reads bodies, and counts the bytes of all that are being read and checked.
+    """Reads bodies, and counts the bytes of the large ones that are being read and checked.
 
     Args:
         limits: the model's limits.
-        arrival_s: how long a body may take to arrive, s.
-        at_once: the most bytes of all bodies together.
+        arrival_s: how long a body may take to arrive, and how long it may wait for room, s.
+        at_once: the most bytes of all large bodies together. A larger body is read alone.
     """
 
     def __init__(
@@ -56,64 +108,94 @@ class Bodies:
     ) -> None:
         self._limits = limits
         self._arrival_s = arrival_s
-        self._at_once = at_once
-        self._held = 0
+        # A client that does not say how much it sends may send this.
+        self._largest = limits.max_request_bytes or at_once
+        self._room = Room(at_once)
         # A body of the largest size takes half a second. Many that arrive together would stop the
         # event loop, so other work is done between two of them.
         self._turns = Turns()
 
-    @asynccontextmanager
-    async def read(self, receive: Receive, declared: int | None) -> AsyncIterator[bytes]:
-        """Yield the body of a request when the caller may parse it; it counts until the block ends.
+    async def read(
+        self,
+        receive: Receive,
+        declared: int | None,
+        interrupt: Interrupt,
+        until_passed_on: ExitStack,
+    ) -> bytes:
+        """Return the body of a request when the caller may parse it.
 
         Args:
             receive: returns the next message of ASGI.
             declared: the length that the client has declared. None if it has not.
+            interrupt: ends a body that is too slow. The caller is in its block.
+            until_passed_on: ends when the body no longer takes room.
 
         Raises:
-            AdapterError: the body is too large, too slow, or there is no room for it.
+            AdapterError: the body is too large, too slow, or waited too long for room.
             Gone: the client has gone.
         """
         self._refuse_above(declared or 0)
         pieces: list[bytes] = []
-        size = 0
-        try:
-            try:
-                await self._arrive(receive, pieces)
-            finally:
-                size = sum(map(len, pieces))
-            if size > SMALL:
-                await self._turns.take()
-            # This frame lives as long as the block, so it keeps no reference to the body.
-            yield _joined(pieces)
-        finally:
-            self._held -= size
+        with self._at_most(interrupt, self._too_slow):
+            more = await self._collect(receive, pieces, SMALL)
+        size = sum(map(len, pieces))
+        if size > SMALL:
+            needed = max(size, declared or self._largest) if more else size
+            # Meanwhile uvicorn reads no more of it.
+            with self._at_most(interrupt, self._no_room):
+                taken = await self._room.take(needed)
+            with ExitStack() as unless_complete:
+                unless_complete.callback(self._room.give_back, taken)
+                if more:
+                    with self._at_most(interrupt, self._too_slow):
+                        await self._collect(receive, pieces, math.inf)
+                unless_complete.pop_all()
+            # Without a declared length, it may be far smaller than the largest.
+            kept = min(taken, sum(map(len, pieces)))
+            self._room.give_back(taken - kept)
+            until_passed_on.callback(self._room.give_back, kept)
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        # Two copies of a large one are not needed.
+        pieces.clear()
+        if len(body) > SHORT:
+            await self._turns.take()
+        return body
 
-    async def _arrive(self, receive: Receive, pieces: list[bytes]) -> None:
-        try:
-            await asyncio.wait_for(self._collect(receive, pieces), self._arrival_s)
-        # Python 3.10 has another class than its own TimeoutError.
-        except asyncio.TimeoutError:
-            raise HttpRefusalError(
-                HTTPStatus.REQUEST_TIMEOUT,
-                f"{NAME} has not arrived within {self._arrival_s:.0f} s",
-            ) from None
-
-    async def _collect(self, receive: Receive, pieces: list[bytes]) -> None:
-        size = 0
-        more = True
-        while more:
+    async def _collect(self, receive: Receive, pieces: list[bytes], enough: float) -> bool:
+        """Read until there is more than enough; return whether more may follow."""
+        size = sum(map(len, pieces))
+        while size <= enough:
             message = await receive()
             if message["type"] != "http.request":
                 raise Gone
             piece = message.get("body", b"")
             pieces.append(piece)
-            self._held += len(piece)
             size += len(piece)
             self._refuse_above(size)
-            if self._held > self._at_once:
-                raise UnavailableError("the server is reading too much: try again later")
-            more = message.get("more_body", False)
+            if not message.get("more_body", False):
+                return False
+        return True
+
+    @contextmanager
+    def _at_most(self, interrupt: Interrupt, error: Callable[[], AdapterError]) -> Iterator[None]:
+        """End the block with an error when the time for it is over."""
+        timer = asyncio.get_running_loop().call_later(
+            self._arrival_s, lambda: interrupt.end(error())
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _too_slow(self) -> AdapterError:
+        return HttpRefusalError(
+            HTTPStatus.REQUEST_TIMEOUT, f"{NAME} has not arrived within {self._arrival_s:.0f} s"
+        )
+
+    def _no_room(self) -> AdapterError:
+        return UnavailableError(
+            f"{NAME} has waited {self._arrival_s:.0f} s for other large ones: try again later"
+        )
 
     def _refuse_above(self, size: int) -> None:
         most = self._limits.max_request_bytes
@@ -122,13 +204,6 @@ class Bodies:
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"{NAME} has more than {most} bytes, the most that this model takes",
             )
-
-
-def _joined(pieces: list[bytes]) -> bytes:
-    """Return the pieces as one, and remove them from the list."""
-    body = b"".join(pieces)
-    pieces.clear()
-    return body
 
 
 def parse(limits: Limits, body: bytes, facts: Facts) -> dict[str, Any]:
@@ -156,25 +231,12 @@ def parse(limits: Limits, body: bytes, facts: Facts) -> dict[str, Any]:
     # A value in JSON may have two bytes, and takes 60 in memory. Commas in texts are counted, too.
     most = max(VALUES, 2 * facts.max_tokens)
     refuse_above(most, sum(map(body.count, (b",", b"[", b"{"))), f"{NAME} has", "values or more")
-    # 2) Parse. A byte order mark is not JSON.
+    # 2) Parse. vLLM parses the same bytes again, so nothing may have two meanings. A byte order
+    # mark is not JSON.
     try:
         text_of_body = body.decode()
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{NAME} is not UTF-8") from None
-    value = json_object(text_of_body, NAME, limits.max_json_depth)
+    value = json_object(text_of_body, NAME, limits.max_json_depth, strict=True)
     check_integers(value, NAME)
     return value
-
-
-def written(value: Mapping[str, Any]) -> bytes:
-    """Return a checked body as JSON.
-
-    Raises:
-        InvalidRequestError: a number is too large.
-    """
-    # vLLM's parser may read the client's text in another way, such as a name that is there twice.
-    # So it gets the checked values, written again.
-    try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except ValueError:
-        raise InvalidRequestError(f"{NAME} has a number that is too large") from None

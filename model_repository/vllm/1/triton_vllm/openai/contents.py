@@ -80,6 +80,8 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
     media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
         media = _conversation(route, body, limits, facts)
+    if "instruction" in route.fields:
+        _instruction(body, limits, facts)
     bias = body.get("logit_bias")
     if isinstance(bias, dict):
         refuse_above(facts.vocabulary, len(bias), "'logit_bias' has", "entries")
@@ -132,6 +134,12 @@ def _check_characters(limits: Limits, facts: Facts, name: str, characters: int) 
             f"'{name}' has {characters} characters, too many for this model's maximum of "
             f"{facts.max_tokens} tokens; it takes at most {most}",
         )
+
+
+def _instruction(body: Mapping[str, Any], limits: Limits, facts: Facts) -> None:
+    """Check what vLLM adds to each pair of texts before it tokenizes the pair."""
+    given = [body.get("instruction"), body.get("chat_template_kwargs")]
+    _check_characters(limits, facts, "instruction", sum(map(_characters, given)))
 
 
 def _conversation(
@@ -222,7 +230,8 @@ class _Texts:
                 f"{name}: parts of type '{shown(str(kind))}' are not taken here; {_TAKEN}"
             )
         for key in (*KINDS, *REFUSED_PARTS, "source", "file_id", "file_url", "file_data"):
-            if key in part:
+            # Clients write defaults, too: `"file_id": null`.
+            if part.get(key) is not None:
                 raise InvalidRequestError(f"{name}: '{key}' is not taken here; {_TAKEN}")
         self.check(part.get("content"), f"{name}.content")
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import DEAD, AdapterError, InternalError, UnavailableError
-from triton_vllm.openai.body import Bodies, Gone, parse, written
+from triton_vllm.openai.body import Bodies, Gone, parse
 from triton_vllm.openai.contents import check
 from triton_vllm.openai.fields import ROUTES
+from triton_vllm.openai.interrupt import Interrupt
 from triton_vllm.openai.refusal import HttpRefusalError, body_of, status_of
 from triton_vllm.openai.seam import REQUEST
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from triton_vllm.base.protocols import EngineClient
     from triton_vllm.engine.openai_requests import OpenAiRequest
@@ -52,7 +53,7 @@ class Door:
         app: vLLM's application. None before it serves.
         llm: the engine that the application answers with.
         know: makes the name of an adapter known to the application.
-        closed: whether the model is being unloaded.
+        closed: whether the model is being unloaded. ``leave`` sets it.
     """
 
     def __init__(
@@ -63,10 +64,22 @@ class Door:
         self._note = note
         self._shared = shared
         self._bodies = Bodies(rules.limits)
+        self._reading: set[Interrupt] = set()
+        self._checking: set[Interrupt] = set()
         self.app: App | None = None
         self.llm: EngineClient | None = None
         self.know: Callable[[str], None] = lambda name: None  # noqa: ARG005
         self.closed = False
+
+    def leave(self) -> None:
+        """Take no more requests, and refuse those whose bodies have not arrived."""
+        self.closed = True
+        _end_all(self._reading)
+
+    def close(self) -> None:
+        """Refuse all requests that have not been passed on."""
+        self.leave()
+        _end_all(self._checking)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -100,34 +113,35 @@ class Door:
             return
         if method != route.method:
             raise HttpRefusalError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {route.method}")
-        self._check_key(scope)
+        headers = dict(scope["headers"])
+        self._check_key(headers)
         if self.closed:
             raise UnavailableError(UNLOADING)
         if method == "GET":
             await self._pass_on(scope, b"", receive, send)
             return
-        _check_encoding(scope)
+        _check_encoding(headers)
         # 1) Refuse what no request may do now, before anything is read.
         self._require_open()
+        requests = self._rules.runner.openai_requests
         with ExitStack() as until_answered:
-            async with self._bodies.read(receive, _declared_length(scope)) as read:
+            with ExitStack() as until_passed_on:
+                with Interrupt(self._reading) as interrupt:
+                    declared = _declared_length(headers)
+                    body = await self._bodies.read(receive, declared, interrupt, until_passed_on)
                 # 2) Count the request. Before its body has arrived, it takes no place: clients that
                 # send slowly would otherwise keep others out, also those of Triton.
                 self._require_open()
-                requests = self._rules.runner.openai_requests
                 request = requests.begin()
                 until_answered.callback(requests.finish, request)
                 # 3) Check the body.
-                body = parse(self._rules.limits, read, self._rules.facts)
-                # It may have 64 MB.
-                del read
-                checked = await self._checked(route, body, request)
-                del body
+                with Interrupt(self._checking):
+                    await self._check(route, body, request)
             if request.ended is not None:
                 raise request.ended
             # 4) Pass it on. The application's tasks inherit the request.
             REQUEST.set(request)
-            await self._pass_on(scope, checked, receive, send)
+            await self._pass_on(scope, body, receive, send)
 
     def _require_open(self) -> None:
         if self.closed:
@@ -136,15 +150,15 @@ class Door:
         self._rules.gate.require_awake()
         self._rules.gate.require_room()
 
-    async def _checked(self, route: Route, body: dict[str, Any], request: OpenAiRequest) -> bytes:
-        """Return a body as vLLM's application gets it."""
+    async def _check(self, route: Route, read: bytes, request: OpenAiRequest) -> None:
         rules = self._rules
+        body = parse(rules.limits, read, rules.facts)
         content = check(route, body, rules.limits, rules.facts)
         llm = self.llm
         if llm is None:
             raise UnavailableError(DEAD)
         for text in content.texts:
-            await rules.prompter.check_text(llm, text)
+            await rules.prompter.check_text(llm, text, rules.facts.max_tokens)
         if content.messages:
             await rules.prompter.check_videos(content.messages)
         if content.constraint is not None:
@@ -152,7 +166,6 @@ class Door:
         request.adapter = await rules.adapter(llm, body.get("model"))
         if request.adapter is not None:
             self.know(body["model"])
-        return written(body)
 
     def _route(self, scope: Message) -> Route:
         path = scope["path"]
@@ -167,11 +180,11 @@ class Door:
             )
         return route
 
-    def _check_key(self, scope: Message) -> None:
+    def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
         # vLLM's server asks for the key only below some prefixes.
         if not self._key:
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
+        given = headers.get(b"authorization", b"")
         scheme, _, key = given.partition(b" ")
         digest = hashlib.sha256(key).digest()
         if scheme.lower() != b"bearer" or not hmac.compare_digest(digest, self._key):
@@ -184,32 +197,32 @@ class Door:
         headers.append((b"content-length", str(len(body)).encode()))
         passed = {**scope, "headers": headers, "query_string": b""}
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-        begun = False
 
         async def received() -> Message:
             return unread.pop() if unread else await receive()
 
-        async def sent(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
         try:
-            await self.app(passed, received, sent)
+            await self.app(passed, received, send)
         # vLLM's handlers have answered all that they know. A client could fill the log with the
         # tracebacks of the others.
         except Exception as error:  # noqa: BLE001
             self._note("vLLM's application failed", error)
-            if begun:
-                # The server closes the connection, so the client sees that something is missing.
-                return
-            raise InternalError(
+            failed = InternalError(
                 "the request failed in vLLM's server; the server's log has the details"
-            ) from None
+            )
+            # uvicorn takes no second start of a response. It closes the connection, so the client
+            # sees that something is missing. Noting the first start would cost time for each token.
+            with suppress(RuntimeError):
+                await _refuse(send, failed, scope["path"])
 
 
-def _check_encoding(scope: Message) -> None:
-    encoding = dict(scope["headers"]).get(b"content-encoding", b"identity")
+def _end_all(blocks: set[Interrupt]) -> None:
+    for block in [*blocks]:
+        block.end(UnavailableError(UNLOADING))
+
+
+def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
+    encoding = headers.get(b"content-encoding", b"identity")
     if encoding.lower() != b"identity":
         raise HttpRefusalError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -217,8 +230,8 @@ def _check_encoding(scope: Message) -> None:
         )
 
 
-def _declared_length(scope: Message) -> int | None:
-    value = dict(scope["headers"]).get(b"content-length", b"")
+def _declared_length(headers: Mapping[bytes, bytes]) -> int | None:
+    value = headers.get(b"content-length", b"")
     return int(value) if value.isdigit() and len(value) < 20 else None
 
 

@@ -173,7 +173,7 @@ ROUTES: dict[str, Route] = {
 
 REFUSED: dict[str, str] = {
     "background": "no response is kept",
-    "chat_template": "the model's own template is used",
+    "chat_template": "the operator chooses the template",
     "ec_transfer_params": "it is for other engines",
     "enable_response_messages": "it is for tests of vLLM",
     "kv_transfer_params": "it is for other engines",

@@ -71,7 +71,8 @@ def _listen_first(host: str, port: int) -> socket.socket:
     # Triton loads models at the same time. Of two models with this port, only one may be between
     # the next two calls. The kernel frees such a name when its socket is closed.
     with socket.socket(socket.AF_UNIX) as turn:
-        turn.bind(f"\0triton_vllm.openai {host} {port}")
+        # Without the host: one address may be written in several ways, or be one of many.
+        turn.bind(f"\0triton_vllm.openai {port}")
         # A port that is shared can be joined by any program of this user, another model among
         # them. So this instance takes it alone for a moment.
         _listen(host, port, shared=False).close()

@@ -40,6 +40,7 @@ REQUEST: ContextVar[OpenAiRequest | None] = ContextVar("request", default=None)
 _AMOUNTS = (
     "n", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "stop", "bad_words",
 )  # fmt: skip
+_FEWER = "send fewer prompts in one request"
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,21 @@ class Rules:
         # vLLM's application copies the lists for each prompt, and builds one answer for all.
         request.token_ids += cost.token_ids
         request.logprob_values += cost.logprob_values
-        most = self.limits.max_token_ids
-        refuse_above(most, request.token_ids, "the parameters have, for all prompts,", "token ids")
-        most = self.limits.max_logprob_values
-        text = "the request asks, for all prompts, for"
-        refuse_above(most, request.logprob_values, text, "log probabilities")
+        refuse_above(
+            self.limits.max_token_ids,
+            request.token_ids,
+            "the longest list of token ids, times n, has for all prompts",
+            "token ids",
+            _FEWER,
+        )
+        refuse_above(
+            self.limits.max_logprob_values,
+            request.logprob_values,
+            "max_tokens times logprobs, plus the prompt's tokens times prompt_logprobs, times n, "
+            "are for all prompts",
+            "values",
+            _FEWER,
+        )
         if getattr(params, "min_tokens", 0):
             bound_minimum(params, prompt, facts.max_tokens)
         self.runner.openai_requests.weigh(request, count)

@@ -120,11 +120,11 @@ class Server:
 
     def leave(self) -> None:
         """Take no more requests."""
-        self._door.closed = True
+        self._door.leave()
 
     async def close(self) -> None:
         """End the connections; the requests have been ended."""
-        self._door.closed = True
+        self._door.close()
         if self._serving is None:
             return
         self._server.should_exit = True

@@ -30,18 +30,20 @@ STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
 
 
 @dataclass(frozen=True)
-class Shared:
+class CommonArguments:
     """The arguments that count for both APIs.
 
     Attributes:
         engine: the engine's arguments.
         parsers: the parsers of chat answers.
         chat_template: the chat template.
+        file: the file in which the operator wrote them.
     """
 
     engine: Mapping[str, Any]
     parsers: ParserNames
     chat_template: ChatTemplate
+    file: str
 
     def values(self) -> dict[str, Any]:
         """Return them as the operator wrote them, under the names that vLLM's server has."""
@@ -81,7 +83,7 @@ def reserve(host: str, port: int, *, without_key: bool, first: bool | None) -> P
 def plan(
     vllm: Vllm,
     port: Port,
-    shared: Shared,
+    common: CommonArguments,
     *,
     name: str,
     model_dir: Path,
@@ -91,7 +93,7 @@ def plan(
     Args:
         vllm: the loaded vLLM.
         port: where it will listen.
-        shared: the arguments that count for both APIs.
+        common: the arguments that count for both APIs.
         name: the model's name in Triton.
         model_dir: the folder with ``config.pbtxt``.
 
@@ -102,13 +104,13 @@ def plan(
     if os.environ.get(STORE, "0").lower() not in ("", "0", "false"):
         raise ConfigError(f"OPENAI_PORT: responses are not kept; unset {STORE}")
     try:
-        own = arguments.read(model_dir, vllm, shared.values())
+        own = arguments.read(model_dir, vllm, common.values(), common.file)
         args = vllm_api.server_args(
             vllm,
-            shared.engine,
+            common.engine,
             own,
-            parsers=shared.parsers,
-            chat_template=shared.chat_template.text,
+            parsers=common.parsers,
+            chat_template=common.chat_template.text,
         )
     except vllm_api.OpenAiError as error:
         raise ConfigError(f"{arguments.FILE_NAME}: {error}") from None

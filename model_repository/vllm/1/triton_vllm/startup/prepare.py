@@ -161,7 +161,7 @@ def prepare(
     plan = start.plan(
         vllm,
         port,
-        start.Shared(prepared.engine_args, names, chat_template),
+        start.CommonArguments(prepared.engine_args, names, chat_template, file_name),
         name=args["model_name"],
         model_dir=model_dir,
     )
