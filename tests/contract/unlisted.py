@@ -24,6 +24,7 @@ OTHERS = frozenset(
         "parse",
         "parse_delta",
         "set_prompt_token_ids",
+        "uncancel",
         "launch_core_engines",
         "parts",
         "second",

@@ -18,6 +18,9 @@ from vllm_env.base.filesystem import free_space, nearest
 from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.prefix.relocate import site_packages
 
+SYNC = "sync of an unpacked environment"
+"""The name of the thread that writes an environment to the disk, and then marks it again."""
+
 
 @contextmanager
 def unpacked_for_servers(
@@ -64,7 +67,7 @@ def unpacked_for_servers(
                 shutil.rmtree(folder, ignore_errors=True)
             raise
     # As a model's start does it, while the build goes on.
-    threading.Thread(target=parts_places.sync, args=(tree,), daemon=True).start()
+    threading.Thread(target=parts_places.sync, args=(tree,), name=SYNC, daemon=True).start()
 
 
 def require_places(needed: int, purpose: str) -> None:

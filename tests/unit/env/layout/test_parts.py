@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,9 @@ def test_a_tree_that_passes_stays_where_servers_look(made: Packed, place: Path, 
 def test_what_a_killed_build_has_left_is_replaced(made: Packed, place: Path, tmp_path: Path) -> None:
     """It has no mark: it may be unfinished, or has not passed the checks."""
     *_, whole = LAYOUT.open(made, None, tmp_path / "scratch", keep=True)
+    for thread in threading.enumerate():
+        if thread.name == places.SYNC:  # which marks it again
+            thread.join()
     (whole.path / parts_places.MARK).unlink()
     (whole.path / "left").touch()
     whole.path.with_name(f"{whole.path.name}.abc").mkdir()
