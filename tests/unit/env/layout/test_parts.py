@@ -57,6 +57,15 @@ def names(archive: Path) -> set[str]:
         return set(opened.getnames())
 
 
+def unpack(made: Packed, scratch: Path) -> Path:
+    """Unpack where servers look, and wait for the thread that writes it to the disk and marks it again."""
+    *_, whole = LAYOUT.open(made, None, scratch, keep=True)
+    for thread in threading.enumerate():
+        if thread.name == places.SYNC:
+            thread.join()
+    return Path(whole.path)
+
+
 def test_together_they_are_the_archive(made: Packed, prefix: Path, tmp_path: Path) -> None:
     """Every member is in one of them, once; beside what the archive has there is what unpacks the parts."""
     write_archive(plan_archive(prefix), tmp_path / "whole.tar.gz")
@@ -171,16 +180,13 @@ def test_a_tree_that_passes_stays_where_servers_look(made: Packed, place: Path, 
 
 def test_what_a_killed_build_has_left_is_replaced(made: Packed, place: Path, tmp_path: Path) -> None:
     """It has no mark: it may be unfinished, or has not passed the checks."""
-    *_, whole = LAYOUT.open(made, None, tmp_path / "scratch", keep=True)
-    for thread in threading.enumerate():
-        if thread.name == places.SYNC:  # which marks it again
-            thread.join()
-    (whole.path / parts_places.MARK).unlink()
-    (whole.path / "left").touch()
-    whole.path.with_name(f"{whole.path.name}.abc").mkdir()
-    *_, again = LAYOUT.open(made, None, tmp_path / "again", keep=True)
-    assert unpacked(place) == [again.path] == [whole.path]
-    assert not (again.path / "left").exists()
+    whole = unpack(made, tmp_path / "scratch")
+    (whole / parts_places.MARK).unlink()
+    (whole / "left").touch()
+    whole.with_name(f"{whole.name}.abc").mkdir()
+    again = unpack(made, tmp_path / "again")
+    assert unpacked(place) == [again] == [whole]
+    assert not (again / "left").exists()
 
 
 def test_the_processes_that_write_hold_the_lock(made: Packed, place: Path, tmp_path: Path) -> None:
@@ -234,9 +240,9 @@ def test_without_a_place_it_is_opened_in_the_scratch(
             place.mkdir()
             place.chmod(0o777)
         if why == "a server unpacks it":
-            _, whole = LAYOUT.open(made, None, tmp_path / "first", keep=True)
-            shutil.rmtree(whole.path)
-            meanwhile.enter_context(parts_places.locked(str(whole.path)))
+            whole = unpack(made, tmp_path / "first")
+            shutil.rmtree(whole)
+            meanwhile.enter_context(parts_places.locked(str(whole)))
         *_, tree = LAYOUT.open(made, None, tmp_path / "scratch", keep=True)
     assert tree.path == tmp_path / "scratch/1"
     assert not place.exists() or unpacked(place) == []
