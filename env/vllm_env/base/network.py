@@ -29,7 +29,7 @@ from .process import capture, run
 # The settings of pip that say where packages come from.
 _NAMES = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
 # The user's settings of uv that count here: where packages come from, how to get there, and uv's
-# cache. The others may change what is installed, and where: UV_CONSTRAINT, UV_EXCLUDE_NEWER,
+# cache. The others may change the packages, or where they go: UV_CONSTRAINT, UV_EXCLUDE_NEWER,
 # UV_PRERELEASE, UV_NO_BINARY, UV_TORCH_BACKEND. uv reads the file of UV_CONFIG_FILE despite
 # --no-config.
 _UV_SOURCES = re.compile(

@@ -1,57 +1,32 @@
-"""loadtest.openai: real HTTP to a server that echoes."""
+"""loadtest.openai: real HTTP to a server that echoes; answers and figures. test_openai_server.py has the way to a server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import subprocess
 import sys
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-import client as command
 from loadtest.answers import as_json
 from loadtest.endpoint import Endpoint
-from loadtest.errors import ClientError, InputError, NoSuchModelError, ServerGoneError
-from loadtest.loops import closed_loop
+from loadtest.errors import InputError
 from loadtest.measures import Measures
 from loadtest.openai import OpenAIClient
 from loadtest.options import parse
-from loadtest.record import Outcome, Record, Request
+from loadtest.record import Outcome
 from loadtest.versus import Comparison, send_in_turns
 from support.client_run import CLIENT, PROMPTS, SCHEMA, matches, run
 from support.grpc_echo import EchoServer
+from support.openai_ask import ask, request
 from support.openai_echo import OpenAIEcho
-from support.patience import LIMIT, pause, wait_for
-from vllm_env.serve.server import free_ports
+from support.patience import LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-
-def request(index: int, prompt: str, *, stream: bool = False, **values: Any) -> Request:
-    return Request(index, prompt, {"temperature": 0, **values.pop("parameters", {})}, stream=stream, **values)
-
-
-def ask(
-    server: OpenAIEcho, requests: Sequence[Request], *, places: int = 64, connections: int = 0, **values: Any
-) -> dict[int, Record]:
-    """Send the requests and return their records by index."""
-    done: list[Record] = []
-
-    async def send() -> None:
-        async with OpenAIClient(Endpoint(**{"url": server.url, "model": "", "stream_timeout": 60.0} | values)) as client:
-            await client.require_model(["image"] if any(each.images for each in requests) else ["text_input"])
-            await client.connect(connections)
-            await closed_loop([client] * places, ((each,) for each in requests), done.append)
-
-    asyncio.run(send())
-    return {record.request.index: record for record in done}
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -125,6 +100,8 @@ def test_the_last_line_may_lack_its_end() -> None:
 
 
 PIECE = '{"choices": [{"index": 0, "text": "a"}], "error": null}'
+
+
 NULLS = ('{"choices": null}', '{"choices": [{"index": 0, "delta": null}]}')
 
 
@@ -182,181 +159,10 @@ def test_a_request_is_given_up_after_its_pieces() -> None:
     assert found[1].outcome is Outcome.ANSWERED
 
 
-def test_connections_are_open_before_the_first_request() -> None:
-    """Otherwise the first answers would seem slow."""
-    with OpenAIEcho() as server:
-        ask(server, [request(0, "x")], connections=5)
-        assert len(server.connections) == 5
-
-
-@pytest.mark.parametrize(
-    ("models", "values", "reason"),
-    [
-        (None, {"model": "other"}, r"has no model 'other', but echo, adapter; name one of them with --model"),
-        ({"data": []}, {}, r"lists no model; wait for it to load \(--wait-ready 300\)"),
-        ([1], {}, r"does not list its models under /v1/models; name vLLM's server"),
-        ({"data": [{"id": 1}]}, {"model": "echo"}, r"does not list its models under /v1/models; name vLLM's server"),
-        (None, {"key": "secret"}, r"answers /v1/models with status 401: Unauthorized; .*--header"),
-    ],
-)
-def test_what_is_wrong_with_a_server_is_said_before_anything_is_sent(models: Any, values: dict[str, str], reason: str) -> None:
-    """With what to do."""
-    with OpenAIEcho(key=values.pop("key", "")) as server:
-        server.models = models or server.models
-        with pytest.raises(ClientError, match=reason):
-            ask(server, [request(0, "x")], **values)
-        assert server.asked == []
-
-
-def test_a_redirect_gets_no_headers() -> None:
-    """They may have a secret, and the other server may be anybody's."""
-    with OpenAIEcho() as other, OpenAIEcho(moved=f"http://{other.url}/v1/models") as server:
-        with pytest.raises(ClientError, match=rf"redirects /v1/models to http://{other.url}/v1/models; name the"):
-            ask(server, [request(0, "x")], headers={"authorization": "secret"})
-        assert not other.connections
-
-
-def test_headers_are_sent() -> None:
-    """As a server with --api-key needs them."""
-    with OpenAIEcho(key="Bearer me") as server:
-        assert ask(server, [request(0, "x")], headers={"authorization": "Bearer me"})[0].outcome is Outcome.ANSWERED
-
-
-KEY = "very-secret"
-
-
-@pytest.mark.parametrize(
-    ("key", "flags", "status"), [(KEY, [], 0), ("wrong", [], 1), ("wrong", ["--header", f"authorization=Bearer {KEY}"], 0)]
-)
-def test_the_key_may_be_in_the_environment(
-    key: str, flags: list[str], status: int, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under its usual name; a header on the command line replaces it. It is in nothing that the client prints or writes."""
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with OpenAIEcho(key=f"Bearer {KEY}") as server:
-        done = run("--backend", "openai", "-u", server.url, *flags, "--report", "r.json", cwd=tmp_path)
-    assert done.returncode == status, done.stderr
-    written = "".join(path.read_text() for path in tmp_path.iterdir())
-    for secret in (key, KEY):
-        assert secret not in done.stdout + done.stderr + written
-    assert ("give its key in OPENAI_API_KEY" in done.stderr) == bool(status)
-
-
-def test_both_of_two_servers_get_the_key(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they get the headers, and as --help says."""
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with OpenAIEcho(key=f"Bearer {KEY}") as first, OpenAIEcho(key=f"Bearer {KEY}") as second:
-        done = run("--backend", "openai", "-u", first.url, "--versus", second.url, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert len(first.asked) == len(second.asked) == 2
-
-
-@pytest.mark.parametrize("key", ["sécret", "sec\nret"])
-def test_a_key_that_no_header_can_have_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without showing it."""
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with OpenAIEcho() as server, pytest.raises(InputError, match="OPENAI_API_KEY has a character") as caught:
-        ask(server, [request(0, "x")])
-    assert key not in str(caught.value)
-
-
-def test_a_model_that_the_server_does_not_list_is_not_waited_for() -> None:
-    """The others are named."""
-    began = time.monotonic()
-    with OpenAIEcho() as server, pytest.raises(NoSuchModelError, match="has no model 'other', but echo, adapter"):
-        ask(server, [request(0, "x")], model="other", wait_ready=600.0)
-    assert time.monotonic() - began < LIMIT
-
-
-def test_a_model_that_was_there_is_waited_for() -> None:
-    """After the connection was lost, a router may list others while it loads again."""
-    done: list[Record] = []
-
-    async def send() -> None:
-        async with OpenAIClient(Endpoint(server.url, "echo", reconnect=60.0)) as client:
-            await client.require_model(["text_input"])
-            server.models = {"data": [{"id": "adapter"}]}
-            load = ((request(number, "x", stream=True),) for number in range(2))
-            task = asyncio.create_task(closed_loop([client], load, done.append))
-            await asyncio.to_thread(wait_for, lambda: server.listed >= 3, "the client to ask again")
-            server.models = {"data": [{"id": "echo"}]}
-            await task
-
-    with OpenAIEcho(cut=100) as server:
-        asyncio.run(send())
-    assert [record.failure for record in done] == ["connection"] * 2
-
-
-@pytest.mark.parametrize("late", ["server", "model"])
-def test_a_server_that_is_still_loading_is_waited_for(late: str) -> None:
-    """Whether it does not answer yet, or does not list a model yet."""
-    server = OpenAIEcho(port=free_ports().http)
-    models = server.models
-    if late == "model":
-        server.models = {"data": []}
-        server.__enter__()
-
-    def load() -> None:
-        pause(1.0)
-        server.models = models
-        if late == "server":
-            server.__enter__()
-
-    loading = threading.Thread(target=load)
-    loading.start()
-    try:
-        place = {"url": f"127.0.0.1:{server.port}", "model": "echo"}
-        assert ask(server, [request(0, "x")], wait_ready=60.0, **place)[0].outcome is Outcome.ANSWERED
-    finally:
-        loading.join()
-        server.__exit__()
-
-
 def test_pictures_outside_of_messages_are_refused() -> None:
     """vLLM's server has no other place for them."""
     with OpenAIEcho() as server, pytest.raises(InputError, match="image_url in messages"):
         ask(server, [request(0, "x", images=("aa",))])
-
-
-def test_a_port_that_speaks_something_else_is_no_server() -> None:
-    """Such as Triton's gRPC."""
-    with EchoServer() as server, pytest.raises(ClientError, match=r"no OpenAI server answers at .*8000 by default"):
-        ask(OpenAIEcho(), [request(0, "x")], url=server.url)
-
-
-def test_a_server_that_stays_away_ends_the_run() -> None:
-    """It is waited for once."""
-
-    async def send() -> None:
-        async with OpenAIClient(Endpoint(server.url, "", reconnect=0.3)) as client:
-            await client.require_model(["text_input"])
-            load = ((request(number, "x"),) for number in range(100))
-            task = asyncio.create_task(closed_loop([client] * 4, load, lambda _: None))
-            await asyncio.to_thread(wait_for, lambda: len(server.asked) == 4, "requests that wait")
-            await asyncio.to_thread(server.__exit__)
-            await task
-
-    server = OpenAIEcho(delay=lambda _: 600.0)
-    server.__enter__()
-    with pytest.raises(ServerGoneError, match=r"lost.* 0\.3 s \(--reconnect\) no OpenAI server answers"):
-        asyncio.run(send())
-
-
-def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
-    """Whoever knows the certificate is answered; without it, or without TLS, no server is found."""
-    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-days", "2"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "certificate.pem"]
-    subprocess.run([*argv, *names], cwd=tmp_path, check=True, capture_output=True)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "certificate.pem", tmp_path / "key.pem")
-    with OpenAIEcho(tls=context) as server:
-        tls = {"ssl": True, "root_certificates": str(tmp_path / "certificate.pem")}
-        assert ask(server, [request(0, "x")], tls=tls)[0].text == " 0: x"
-        for wrong in ({"ssl": True}, {"ssl": False}):
-            with pytest.raises(ClientError, match="no OpenAI server answers at"):
-                ask(server, [request(0, "x")], tls=wrong)
-        with pytest.raises(ClientError, match="cannot read the certificates: No such file"):
-            ask(server, [request(0, "x")], tls={"ssl": True, "root_certificates": str(tmp_path / "none.pem")})
 
 
 def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> None:
@@ -490,16 +296,3 @@ def test_an_open_loop_begins_with_open_connections(prompts: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert len(server.asked) == 8
     assert server.connected_for_an_answer == 0
-
-
-def test_without_aiohttp_its_name_and_the_remedy_are_said(
-    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Status 2, as for a wrong flag. Nobody else needs it."""
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, "loadtest.openai")
-    assert command.main(["--backend", "openai", "--input-prompts", str(prompts)]) == 2
-    error = capsys.readouterr().err
-    assert "cannot import aiohttp" in error
-    assert error.endswith("-m pip install aiohttp\n")
-    assert command.main(["-u", "127.0.0.1:1", "--input-prompts", str(prompts), "--results-file", "/dev/null"]) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.patience import pause
+from support.patience import LIMIT, pause
 from triton_vllm.base.errors import AdapterError, UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.turns import BUDGET_S
@@ -113,12 +113,12 @@ async def test_large_bodies_together_are_bounded():
 @pytest.mark.usefixtures("from_50_on")
 async def test_bodies_that_never_finish_keep_no_small_ones_out():
     """Large ones wait for room as long as a body may take to arrive."""
-    bodies = Bodies(SMALL, arrival_s=0.2, at_once=100)
+    bodies = Bodies(SMALL, arrival_s=0.1, at_once=100)
     slow, waits, _ = unfinished(b"a" * 60)
     reading = asyncio.ensure_future(read(bodies, slow, 100))
     await waits.wait()
-    # It comes later, so there is room before its time is over.
-    await asyncio.sleep(0.1)
+    # However slow the machine is, the next one still waits when the time of the first is over.
+    bodies._arrival_s = LIMIT
     large = asyncio.ensure_future(read(bodies, messages(b"b" * 60)))
     assert await read(bodies, messages(b"small")) == b"small"
     with pytest.raises(HttpRefusalError, match="has not arrived"):

@@ -122,7 +122,7 @@ class Door:
             return
         _check_encoding(headers)
         # 1) Refuse what no request may do now, before anything is read.
-        self._require_open()
+        self._require_admission()
         requests = self._rules.runner.openai_requests
         with ExitStack() as until_answered:
             with ExitStack() as until_passed_on:
@@ -131,7 +131,7 @@ class Door:
                     body = await self._bodies.read(receive, declared, interrupt, until_passed_on)
                 # 2) Count the request. Before its body has arrived, it takes no place: clients that
                 # send slowly would otherwise keep others out, also those of Triton.
-                self._require_open()
+                self._require_admission()
                 request = requests.begin()
                 until_answered.callback(requests.finish, request)
                 # 3) Check the body.
@@ -143,7 +143,7 @@ class Door:
             REQUEST.set(request)
             await self._pass_on(scope, body, receive, send)
 
-    def _require_open(self) -> None:
+    def _require_admission(self) -> None:
         if self.closed:
             raise UnavailableError(UNLOADING)
         self._rules.gate.require_alive()
