@@ -30,7 +30,7 @@ from harness.options import parse
 from harness.processes import exit_on_sigterm, first_in_line
 from harness.servers import CPU_VARIABLES, Setting
 from harness.shapes import SHAPES, write_checkpoint
-from harness.targets import TARGETS, Target
+from harness.targets import Target, make_targets
 from harness.workload import Load, most_tokens
 from loadtest.backends import client_for
 from loadtest.errors import InputError
@@ -238,8 +238,8 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
         SystemExit: the longest request does not fit into the model's maximum length, or aiohttp is
             missing.
     """
-    # Found here, too: vLLM's server is asked with aiohttp.
-    if "openai" in options.targets:
+    # Found here, too: the OpenAI API is asked with aiohttp.
+    if {"openai", "port"} & set(options.targets):
         try:
             client_for("openai")
         except InputError as error:
@@ -248,8 +248,10 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
     defaults: dict[str, Any] = _CPU
     if options.device == "gpu":
-        # All engines are up at the same time, so each gets an equal part of the memory.
-        part = round(_GPU_MEMORY / len(options.targets), 2)
+        # All engines are up at the same time, and each gets an equal part of the memory.
+        # The OpenAI port has none of its own.
+        engines = set(options.targets) - {"port"}
+        part = round(_GPU_MEMORY / len(engines), 2)
         defaults = {**_GPU, "gpu_memory_utilization": part}
     # The user's engine arguments come last, and replace ours.
     engine = {
@@ -306,7 +308,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments, __doc__)
     exit_on_sigterm()
     run, setting = prepare(options, arguments)
-    targets = [TARGETS[name](setting) for name in options.targets]
+    targets = make_targets(options.targets, setting)
     say(plan(options, len(targets)))
     try:
         for target in targets:

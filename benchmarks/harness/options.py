@@ -10,6 +10,8 @@ from harness import executors, results, workload
 from harness.shapes import SHAPES
 from harness.targets import TARGETS
 
+_USUAL = ["engine", "openai", "triton"]
+
 
 def parse(arguments: list[str], description: str | None) -> argparse.Namespace:
     """Return the options.
@@ -30,6 +32,8 @@ def parse(arguments: list[str], description: str | None) -> argparse.Namespace:
         help="logs and checkpoint; default a new temporary directory",
     )
     options = parser.parse_args(arguments)
+    if "port" in options.targets and "triton" not in options.targets:
+        parser.error("port is the OpenAI port of triton's server: --targets triton port")
     # A share is a part of the capacity, which the closed loops of this run measure.
     if options.shares and not (options.in_flight and "stream" in options.modes):
         parser.error("--shares needs a closed loop of streams: --in-flight 128 --modes stream")
@@ -54,9 +58,9 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         "--targets",
         nargs="+",
         choices=TARGETS,
-        default=list(TARGETS),
+        default=_USUAL,
         metavar="TARGET",
-        help="default: " + " ".join(TARGETS),
+        help=f"default: {' '.join(_USUAL)}; port: the OpenAI port of triton's server",
     )
     add("--shape", choices=sorted(SHAPES), default="tiny-opt", help="of the model")
     add(

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from google.protobuf import text_format
 from tritonclient.grpc import InferenceServerClient
@@ -21,6 +21,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
 from harness import executors, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _START_LIMIT_S = 600
 # By default, vLLM pins its CPU worker to core 0 and spins there. On two cores, every other process
@@ -183,12 +186,15 @@ class Server:
             self.process.wait()
 
 
-def place_model(setting: Setting, destination: Path) -> Path:
+def place_model(
+    setting: Setting, destination: Path, parameters: Mapping[str, str] | None = None
+) -> Path:
     """Copy the model and configure it for the benchmark.
 
     Args:
         setting: names the model repository, the environment and the engine arguments.
         destination: the new folder of the model, with the model's name.
+        parameters: more parameters of config.pbtxt.
 
     Returns:
         the new model repository.
@@ -205,6 +211,8 @@ def place_model(setting: Setting, destination: Path) -> Path:
     text = file.read_text(encoding="utf-8", errors="surrogateescape")
     config = text_format.Parse(text, ModelConfig())
     config.parameters["EXECUTION_ENV_PATH"].string_value = str(setting.environment)
+    for name, value in (parameters or {}).items():
+        config.parameters[name].string_value = value
     config.instance_group[0].count = setting.instances
     file.write_text(text_format.MessageToString(config), encoding="utf-8")
     place_stub(destination, setting)

@@ -20,7 +20,7 @@ from loadtest.backends import client_for
 from loadtest.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
 
 _Result = TypeVar("_Result")
@@ -109,16 +109,7 @@ class OpenAITarget(Server):
 
     def measure(self, load: Load) -> Measurement:
         """See ``Target``."""
-        return run(self._measure(load))
-
-    async def _measure(self, load: Load) -> Measurement:
-        model = str(self.setting.arguments["model"])
-        where = f"127.0.0.1:{self.port}"
-        endpoint = Endpoint(where, model)
-        async with client_for("openai")(endpoint) as client:
-            await client.require_model(("text_input",))
-            await client.connect(load.in_flight)
-            return await run_load([client] * load.in_flight, load)
+        return run(measure_openai(self.port, str(self.setting.arguments["model"]), load))
 
 
 class TritonTarget(Server):
@@ -128,6 +119,11 @@ class TritonTarget(Server):
     model = "vllm"
     # As in vllm_env's smoke run: extraction and vLLM's import are each silent for tens of seconds.
     stall_limit_s = 150.0
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        # Of config.pbtxt.
+        self.parameters: dict[str, str] = {}
 
     def start(self) -> float:
         """See ``Target``."""
@@ -156,7 +152,8 @@ class TritonTarget(Server):
 
     def prepare(self) -> Path:
         """Make a model repository for this run next to the logs, and return it."""
-        return place_model(self.setting, self.setting.work / f"store-{self.name}" / self.model)
+        folder = self.setting.work / f"store-{self.name}" / self.model
+        return place_model(self.setting, folder, self.parameters)
 
     def measure(self, load: Load) -> Measurement:
         """See ``Target``."""
@@ -172,11 +169,71 @@ class TritonTarget(Server):
             connection.close()
 
 
-TARGETS: dict[str, Callable[[Setting], Target]] = {
-    "engine": EngineTarget,
-    "openai": OpenAITarget,
-    "triton": TritonTarget,
-}
+class PortTarget:
+    """The OpenAI port of the Triton target: the same engine, and the same processes.
+
+    Args:
+        triton: not started yet.
+    """
+
+    name = "port"
+
+    def __init__(self, triton: TritonTarget) -> None:
+        self._triton = triton
+        self._port = free_port()
+        triton.parameters["OPENAI_PORT"] = str(self._port)
+
+    def start(self) -> float:
+        """Return 0: the Triton target is ready, and with it the port."""
+        return 0.0
+
+    def measure(self, load: Load) -> Measurement:
+        """See ``Target``."""
+        return run(measure_openai(self._port, self._triton.model, load))
+
+    def executor(self) -> str:
+        """See ``Target``."""
+        return self._triton.executor()
+
+    def cpu(self) -> dict[str, float]:
+        """See ``Target``."""
+        return self._triton.cpu()
+
+    def stop(self) -> None:
+        """Do nothing: the Triton target ends."""
+
+
+TARGETS = ("engine", "openai", "triton", "port")
+
+
+def make_targets(names: Sequence[str], setting: Setting) -> list[Target]:
+    """Return the targets in the order in which they are started.
+
+    Args:
+        names: of ``TARGETS``; ``port`` needs ``triton``.
+        setting: what they share.
+    """
+    triton = TritonTarget(setting)
+    made: dict[str, Target] = {}
+    for name in sorted(names, key=TARGETS.index):
+        if name == "engine":
+            made[name] = EngineTarget(setting)
+        elif name == "openai":
+            made[name] = OpenAITarget(setting)
+        elif name == "triton":
+            made[name] = triton
+        else:
+            made[name] = PortTarget(triton)
+    return list(made.values())
+
+
+async def measure_openai(port: int, model: str, load: Load) -> Measurement:
+    """Send a load to the completions endpoint of a server."""
+    endpoint = Endpoint(f"127.0.0.1:{port}", model)
+    async with client_for("openai")(endpoint) as client:
+        await client.require_model(("text_input",))
+        await client.connect(load.in_flight)
+        return await run_load([client] * load.in_flight, load)
 
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:

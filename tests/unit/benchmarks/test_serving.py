@@ -108,6 +108,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
         ["--shares", "0.5", "--in-flight"],
         ["--rates", "5", "--workload", "multi-turn"],
         ["--targets", "nobody"],
+        ["--targets", "port", "openai"],
     ):
         with pytest.raises(SystemExit):
             options(*arguments)
@@ -128,6 +129,7 @@ def test_engines_share_a_gpus_memory(serving: Any, tmp_path: Path) -> None:
     for more, expected in (
         ([], 0.31),
         (["--targets", "openai", "triton"], 0.47),
+        (["--targets", "openai", "triton", "port"], 0.47),
         (["--engine-arguments", '{"gpu_memory_utilization": 0.2}'], 0.2),
     ):
         _, setting = serving.prepare(options(*gpu, *more), [])
