@@ -129,14 +129,14 @@ class TritonTarget(Server):
         """See ``Target``."""
         started = time.monotonic()
         self.grpc = free_port()
-        http = free_port()
+        self.http = free_port()
         name = f"benchmark-{uuid.uuid4().hex}"
         command = [
             str(self.setting.triton_root / "bin" / "tritonserver"),
             f"--model-store={self.prepare()}",
             f"--id={name}",
             f"--backend-directory={self.setting.triton_root / 'backends'}",
-            f"--http-port={http}",
+            f"--http-port={self.http}",
             f"--grpc-port={self.grpc}",
             f"--metrics-port={free_port()}",
             "--http-address=127.0.0.1",
@@ -146,8 +146,8 @@ class TritonTarget(Server):
         self.launch(command)
         # Triton is ready when the model is loaded. Only then it binds its ports: another server may
         # have taken them meanwhile, and would be measured.
-        self.wait_for(f"http://127.0.0.1:{http}/v2/health/ready")
-        self.require_name(name, http, self.grpc)
+        self.wait_for(f"http://127.0.0.1:{self.http}/v2/health/ready")
+        self.require_name(name, self.http, self.grpc)
         return time.monotonic() - started
 
     def prepare(self) -> Path:
