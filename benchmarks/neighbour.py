@@ -26,6 +26,7 @@ from typing import Any
 
 from harness import executors, machine, results
 from harness.attacks import KINDS, Attack, attacks
+from harness.processes import exit_on_sigterm
 from harness.report import markdown
 from harness.servers import CPU_VARIABLES, Setting
 from harness.shapes import SHAPES, write_checkpoint
@@ -243,6 +244,7 @@ def say(text: str) -> None:
 def main(arguments: list[str]) -> int:
     """Start the server, send the attacks, and write the report."""
     options = parse(arguments)
+    exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="neighbour_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[_SHAPE], work / _SHAPE)
     on_gpu = options.device == "gpu"
