@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -91,7 +92,7 @@ def test_warm_ups_leave_the_other_prompts_new(tmp_path: Path) -> None:
 
 
 def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Path) -> None:
-    """Twenty blocks each, the order changes; the slower one is found, and the results are the first one's."""
+    """Twenty blocks each, in an order by lot; the slower one is found, and the results are the first one's."""
     order: list[str] = []
 
     def note(name: str, seconds: float) -> Callable[[int], float]:
@@ -102,7 +103,11 @@ def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Pat
         done = run("-u", first.url, *flags, cwd=tmp_path)
         asked = [sorted(tensors["text_input"] for tensors in server.requests) for server in (first, second)]
     assert asked[0] == asked[1]
-    assert order == [name for block in range(20) for name in (["first"] * 2 + ["second"] * 2)[:: 1 if block % 2 == 0 else -1]]
+    pairs = [tuple(order[at : at + 4]) for at in range(0, 80, 4)]
+    one_way = ("first", "first", "second", "second")
+    assert set(pairs) == {one_way, one_way[::-1]}
+    # if it alternated, no two neighbours were equal, and blocks of one server would always follow each other
+    assert 5 <= sum(a == b for a, b in itertools.pairwise(pairs)) <= 14
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["completed"], report["versus"]["completed"], report["versus"]["blocks"]) == (40, 40, 20)
@@ -214,6 +219,7 @@ def test_an_interrupt_in_turns_counts_the_time_of_the_block(prompts: Path, tmp_p
     """Ctrl-C in the first block: its answers took the time that the block has taken so far."""
     with EchoServer(delay=lambda number: 600.0 * (number == 1)) as server:
         flags = ["--versus", server.url, "--iterations", "40", "--max-concurrency", "2", "--report", "r.json"]
+        flags += ["--seed", "1"]  # the first block is the first server's
         argv = [sys.executable, str(CLIENT), "-u", server.url, *flags]
         child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         wait_for(lambda: len(server.streamed) == 4, "the block but for its second request")
