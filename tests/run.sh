@@ -2,7 +2,7 @@
 # Lint, types, and all tests that need no GPU: tests/run.sh [pytest's arguments]
 # Makes its own environment in .tools/tests; needs Python 3.10 or newer, a compiler and the package registries.
 # The tests work on a copy of the checkout in .tools/test-data, with a home and caches of its own (support/own_place.py).
-#   tests/run.sh --fast         unit tests, the contract with the pinned vLLM, one real answer if an environment is built
+#   tests/run.sh --fast         short unit tests, the contract with the pinned vLLM, one real answer if an environment is built
 #   tests/run.sh --slow         everything, about two hours
 #   tests/run.sh --no-lint …    tests only
 set -euo pipefail
@@ -32,7 +32,7 @@ else
 fi
 if [[ ${1:-} == --fast ]]; then
   shift
-  set -- tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
+  set -- -m "not long" tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
 fi
 workers=5  # on two cores: servers wait more than they work; a later -n0 gives one process, as --pdb needs it
 [[ $# -gt 0 && -f ${1%%::*} ]] && workers=0  # five would spend more time on their own start than on one file

@@ -12,6 +12,8 @@ from triton_vllm.request.sampling import USUAL_TOKENS
 from triton_vllm.vllm_api.openai import SERVER_PLACES
 from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES
 
+pytestmark = pytest.mark.long
+
 ADD = "add to tools/api_contract/needs.py what the adapter uses now"
 # what is added to a module of the adapter, and how it is told
 UNLISTED = {

@@ -12,6 +12,8 @@ import pytest
 
 import vllm_contract
 
+pytestmark = pytest.mark.long
+
 ENGINE, PROCESSOR = "v1/engine/async_llm.py", "v1/engine/output_processor.py"
 LLM = "vllm.v1.engine.async_llm.AsyncLLM"
 HANDLER = f"{LLM}._run_output_handler.output_handler"

@@ -119,6 +119,7 @@ def test_an_empty_response_is_no_piece() -> None:
     assert (found.text, found.completions) == (" a", [" a", " x y"])
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """After the first thousands, another 20,000 answers of ten pieces need 16 bytes each, for the place of their text."""
     monkeypatch.setattr(samples, "EXACT_LIMIT", 1000)

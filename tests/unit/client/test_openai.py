@@ -147,6 +147,7 @@ def test_no_answer_within_the_timeout() -> None:
     assert (record.failure, record.reason) == ("timeout", "no complete answer within 0.2 s (--stream-timeout)")
 
 
+@pytest.mark.long
 def test_a_request_is_given_up_after_its_pieces() -> None:
     """The connection is closed, so that the server stops working on it."""
     with OpenAIEcho() as server:

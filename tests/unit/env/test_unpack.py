@@ -26,6 +26,8 @@ from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import install_runtime, make_relocatable, site_packages
 
+pytestmark = pytest.mark.long
+
 SITE = "lib/python3.11/site-packages"
 
 

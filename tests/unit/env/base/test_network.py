@@ -235,6 +235,7 @@ def test_pip_takes_torch_from_the_mirror_too(server: str, tmp_path: Path) -> Non
     assert _download_torch(Network(torch_index=server), tmp_path) == ["torch-9.9.9+cpu-py3-none-any.whl"]
 
 
+@pytest.mark.long
 def test_pip_asks_pytorchs_own_index_after_the_users_sources(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

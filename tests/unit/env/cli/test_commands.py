@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from vllm_env.layout.layout import Layout
     from vllm_env.model.manifest import Manifest
 
+pytestmark = pytest.mark.long
+
 
 def _run(*arguments: object) -> int:
     return main([str(a) for a in arguments])

@@ -17,6 +17,8 @@ from support.small_parts import KEY, SITE, USE, Small, make_small
 from vllm_env.inside import parts_worker
 from vllm_env.inside.parts_places import VARIABLE
 
+pytestmark = pytest.mark.long
+
 _UNPACKING, _FOUND = "processes into", "is unpacked in"
 # The first look at the free space finds enough of it; another program takes it meanwhile.
 _FULL = USE.replace("print(unpack.use", "unpack.free = lambda _: 10**12\nprint(unpack.use")

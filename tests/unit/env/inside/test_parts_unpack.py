@@ -27,6 +27,8 @@ from vllm_env.inside.parts_unpack import FOLDER, UnpackError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+pytestmark = pytest.mark.long
+
 
 def contents(tree: Path) -> Mapping[str, object]:
     """Every file and link below a folder by its name, but for the marker."""

@@ -24,6 +24,8 @@ from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import make_relocatable, site_packages
 
+pytestmark = pytest.mark.long
+
 LAYOUT = LAYOUTS["archive"]
 
 

@@ -26,6 +26,8 @@ from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import install_runtime, make_relocatable, site_packages
 
+pytestmark = pytest.mark.long
+
 LAYOUT = LAYOUTS["parts"]
 SITE = "lib/python3.11/site-packages"
 ADDED = {f"{SITE}/{name}" for name in (*parts._UNPACKER, "01_vllm_env_parts.pth", parts_unpack.DESCRIPTION)}

@@ -81,6 +81,7 @@ def test_a_link_is_removed_and_not_what_it_points_to(prefix: Path, tmp_path_fact
     assert not (prefix / _SITE / "pkg/tests").is_symlink()
 
 
+@pytest.mark.long
 def test_symbols_are_taken_out_of_a_library_that_stays(tmp_path: Path) -> None:
     """--keep symbols leaves it; the rule that removes a file comes first."""
     kept, gone = tmp_path / "lib/libanswer.so.1", tmp_path / "lib/libanswer.so.debug"

@@ -18,6 +18,8 @@ from vllm_env.prefix.strip import strip_symbols
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.long
+
 _TIME = 1_500_000_000
 
 

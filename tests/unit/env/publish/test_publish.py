@@ -182,6 +182,7 @@ def test_a_new_model_does_not_get_the_templates_caches(built: BuiltSet, reposito
     assert not (publish(_WORKSPACE, built, repository, "vllm", template) / "vllm_cache").exists()
 
 
+@pytest.mark.long
 def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) -> None:
     """While sets are exchanged many times, an opened folder never holds a mix of manifest, archive and stub."""
     sets = [_built(tmp_path / "cache", tag) for tag in ("one", "two")]

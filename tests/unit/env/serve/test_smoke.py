@@ -22,6 +22,8 @@ from vllm_env.triton.root import is_plain
 if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
 
+pytestmark = pytest.mark.long
+
 CONFIG = 'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "$$TRITON_MODEL_DIRECTORY/{}" }} }}\n'
 CLIENT = """
 import sys

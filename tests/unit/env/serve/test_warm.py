@@ -22,6 +22,8 @@ from vllm_env.serve.warm import Warmed, warm
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def binary(tmp_path: Path) -> Path:

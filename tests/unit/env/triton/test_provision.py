@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from vllm_env.base.workspace import Workspace
 
+pytestmark = pytest.mark.long
+
 _SERVER = '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"\necho "arguments $*"\n'
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
     from vllm_env.triton.stub import StubMode
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def triton(tmp_path: Path) -> TritonRoot:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     Build = Callable[[StubOptions], Path]
 
+pytestmark = pytest.mark.long
+
 _PYTHON = "3.11.7"
 _BOOST = "https://a.example/1.79.0/source/boost_1_79_0.tar.gz"
 # Notes its arguments, its variables and CMakeLists.txt, says something, and leaves a stub behind when it builds.

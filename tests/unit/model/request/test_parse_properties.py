@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ def outcome(make: Callable[[], Any]) -> Any:
         return str(error)
 
 
+@pytest.mark.long
 @SETTINGS
 @given(REQUESTS, DOCUMENTS | st.just(""), st.integers(0, 2**63))
 @example({"text_input": np.array([b"a"], object), "sampling_parameters": np.array([b'{"n": 1e999}'], object)}, "", 0)
