@@ -55,14 +55,20 @@ def parameters_of(number: int) -> dict[str, Any]:
 
 
 class GrpcReader:
-    """Reads the answer of a gRPC stream, on a connection of its own; with ``codes`` it asks for gRPC's own status."""
+    """Reads the answer of a gRPC stream, on a connection of its own, and then closes the stream.
+
+    With ``codes`` it asks for gRPC's own status.
+    """
 
     def __init__(self, url: str, number: int, *, codes: bool = False) -> None:
         self._short = parameters_of(number) is SHORT
         self._codes = codes
+        self._got = "nothing"
         tensors = prompt(PROMPT, parameters_of(number), stream=number % 4 > 0)
-        self._stream = OpenStream(url, tensors, codes=self._codes, own_connection=True)
+        self._stream = OpenStream(url, tensors, codes=codes, own_connection=True)
         self._stream.__enter__()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
 
     def begun(self) -> bool:
         """Return True: the request was sent."""
@@ -70,13 +76,18 @@ class GrpcReader:
 
     def got(self) -> str:
         """Return what the client got; waits for it."""
-        end = self._stream.wait_end()
-        if end.error and self._codes and end.status != "StatusCode.UNAVAILABLE":
-            return f"{end.status}: {end.error[:200]}"
-        return kind_of(end.error, short=self._short)
+        self._thread.join(300)
+        return self._got
 
     def close(self) -> None:
         """Give the request up, if it has not ended."""
+        self._stream.__exit__()
+
+    def _read(self) -> None:
+        end = self._stream.wait_end()
+        self._got = kind_of(end.error, short=self._short)
+        if end.error and self._codes and end.status != "StatusCode.UNAVAILABLE":
+            self._got = f"{end.status}: {end.error[:200]}"
         self._stream.__exit__()
 
 
@@ -156,6 +167,22 @@ class IdleGrpc:
     def close(self) -> None:
         """Hang up."""
         self._client.close()
+
+
+class OpenGrpc:
+    """Keeps a gRPC stream open after its answer, as a client does that sends one request after another."""
+
+    def __init__(self, url: str) -> None:
+        self._stream = OpenStream(url, prompt(PROMPT, {**LONG, "max_tokens": 1}), own_connection=True)
+        self._stream.__enter__()
+
+    def begun(self) -> bool:
+        """Return whether the answer has come."""
+        return self._stream.ended
+
+    def close(self) -> None:
+        """End the stream."""
+        self._stream.__exit__()
 
 
 class _Deaf:

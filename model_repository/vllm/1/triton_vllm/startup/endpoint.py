@@ -3,6 +3,9 @@
 A server that ends stops its endpoints first. The HTTP endpoint then waits for its clients, for up
 to ``--exit-timeout-secs``. Triton's core knows nothing of it meanwhile, so it cannot tell a model.
 But the endpoint closes each new connection without an answer (seen with 24.10).
+
+Newer releases then also wait for the clients of the gRPC endpoint (server's src/main.cc,
+StopEndpoints). By then the HTTP endpoint is gone, and nothing listens on its port.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ TIMEOUT_S = 0.2
 SEARCH_S = 10.0
 # Once could be an accident of the network.
 REFUSALS = 2
+# A program that embeds Triton may stop its HTTP endpoint and go on.
+_STANDALONE = "tritonserver"
 _LISTENS = "0A"
 _QUESTION = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -55,9 +60,14 @@ class HttpEndpoint:
             # another server shares, or has taken from an endpoint that is gone.
             if answer:
                 self._refusals[address] = 0
-            elif answer is False and places.count(address) == 1:
+            elif answer is None:
+                self._refusals[address] += self._is_standalone() and is_gone(address)
+            elif places.count(address) == 1:
                 self._refusals[address] = refusals + 1
         return any(refusals >= REFUSALS for refusals in self._refusals.values())
+
+    def _is_standalone(self) -> bool:
+        return _lines(Path(f"/proc/{self._server}/comm")) == [_STANDALONE]
 
     def _search(self) -> None:
         # The server opens its ports only after it has loaded the models of its start.
@@ -94,6 +104,15 @@ def is_answered(address: Address) -> bool | None:
         return None
     # The gRPC endpoint answers in another protocol.
     return answer.startswith(b"HTTP/") if answer else False
+
+
+def is_gone(address: Address) -> bool:
+    """Return whether no process listens there any more."""
+    try:
+        with socket.create_connection(address, TIMEOUT_S):
+            return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
 
 
 def listening(process: int) -> list[Address]:
