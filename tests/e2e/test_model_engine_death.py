@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from support.clock import now
 from support.event_stream import EventStream
 from support.kill import kill_at_rest
 from support.leftovers import name_of
@@ -155,10 +156,13 @@ def test_an_engine_that_does_nothing_is_replaced_without_a_limit_of_the_operator
         with OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True)) as stream:
             stream.wait(1)
             process.suspend()
+            began = now()
             assert stream.wait_end(BACK_SECONDS).error == DEAD
+        told = now() - began
         (seconds,) = re.findall(r"the engine does not answer for (\d+) s", server.log.read_text(errors="replace"))
         assert 60 <= int(seconds) < 300
         wait_for(lambda: _is_served(server), "an answer", longest_pause=0.5)
+        print(f"{own}: told after {told:.0f} s, served again {now() - began - told:.0f} s later")
 
 
 @pytest.mark.slow

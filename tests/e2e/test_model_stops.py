@@ -30,6 +30,7 @@ from support.settings import openai_url, with_metrics, with_openai, with_paramet
 from support.stops import (
     FINISHED,
     TOLD,
+    TOLD_IN_WORDS,
     DeafGrpc,
     DeafHttp,
     GrpcReader,
@@ -151,7 +152,7 @@ def test_a_stop(light_serving: Serve, light_long_arguments: dict[str, object], c
             close_all(clients)
         print(json.dumps({"case": case.name, "round": number, **stop}))
         log = server.log.read_text(errors="replace")
-        assert set(stop["got"]) <= {FINISHED, TOLD}, log[-4000:]
+        assert set(stop["got"]) <= {FINISHED, TOLD, TOLD_IN_WORDS}, log[-4000:]
         assert "Signal (11)" not in log
         assert stop["status"] == 0 or (case.held and stop["status"] == 1 and DRAINED in log), log[-4000:]
         assert not stop["left"]

@@ -37,6 +37,8 @@ WIDE: dict[str, Any] = {**LONG, "logprobs": 5}
 """A request whose responses fill the buffers of a client that does not read."""
 FINISHED = "finished"
 TOLD = "UNAVAILABLE"
+TOLD_IN_WORDS = "UNAVAILABLE in words, status 400"
+"""Triton 24.10's answer if an error comes first: it frees the error, and then reads its code (`GenerateRequestClass`)."""
 REASONS = ("the model was unloaded before the request had finished", "the model is being unloaded")
 SMALL_BUFFER = 4096
 """Of a socket whose owner does not read, bytes."""
@@ -130,10 +132,12 @@ class HttpReader:
             self._got = f"{type(error).__name__}: {error}"[:200]
             return
         last = [line for line in text.split("\n") if line and line != "data: [DONE]"][-1] if text else "an empty answer"
-        if answer.status != 200:
-            self._got = TOLD if answer.status == 503 and kind_of(text, short=False) == TOLD else f"{answer.status}: {text[:200]}"
-        else:
+        if answer.status == 200:
             self._got = kind_of(last if '"error"' in last else "", short=self._short)
+        else:
+            words = kind_of(text, short=False) == TOLD
+            known = {503: TOLD, 400: TOLD_IN_WORDS} if words else {}
+            self._got = known.get(answer.status, f"{answer.status}: {text[:200]}")
 
 
 class IdleHttp:
@@ -283,11 +287,12 @@ def wide_request() -> Any:
 def unsent(connection: socket.socket) -> int:
     """Return how many bytes the other end, on this machine, still has to send to a connection."""
     mine, theirs = connection.getsockname()[1], connection.getpeername()[1]
-    for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]:
-        fields = line.split()
-        ports = [int(fields[place].partition(":")[2], 16) for place in (1, 2)]
-        if ports == [theirs, mine]:
-            return int(fields[4].partition(":")[0], 16)
+    for name in ("tcp", "tcp6"):  # gRPC's sockets are of IPv6, whatever address they have
+        for line in Path("/proc/net", name).read_text("ascii").splitlines()[1:]:
+            fields = line.split()
+            ports = [int(fields[place].partition(":")[2], 16) for place in (1, 2)]
+            if ports == [theirs, mine]:
+                return int(fields[4].partition(":")[0], 16)
     return 0
 
 
