@@ -94,7 +94,7 @@ class GrpcReader:
 
 
 class HttpReader:
-    """Reads an answer over HTTP, of Triton's own API or of the OpenAI API; every fourth asks for a whole one."""
+    """Reads an answer over HTTP, of Triton's own API or of the OpenAI API, and hangs up; every fourth asks for a whole one."""
 
     def __init__(self, url: str, number: int, *, openai: bool = False) -> None:
         self._short = parameters_of(number) is SHORT
@@ -131,8 +131,12 @@ class HttpReader:
         except (OSError, http.client.HTTPException) as error:
             self._got = f"{type(error).__name__}: {error}"[:200]
             return
-        last = [line for line in text.split("\n") if line and line != "data: [DONE]"][-1] if text else "an empty answer"
-        if answer.status == 200:
+        finally:
+            self._connection.close()
+        last = ([line for line in text.split("\n") if line and line != "data: [DONE]"] or [""])[-1]
+        if not last:
+            self._got = f"{answer.status}: an empty answer"
+        elif answer.status == 200:
             self._got = kind_of(last if '"error"' in last else "", short=self._short)
         else:
             words = kind_of(text, short=False) == TOLD
