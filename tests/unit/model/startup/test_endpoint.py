@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from triton_vllm.startup import endpoint as module
-from triton_vllm.startup.endpoint import REFUSALS, SEARCH_S, HttpEndpoint, is_answered, listening
+from triton_vllm.startup.endpoint import EAGER_S, REFUSALS, SEARCH_S, HttpEndpoint, is_answered, listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,19 +236,29 @@ def test_a_port_that_answers_late_is_found_at_the_next_look(monkeypatch):
 
 
 def test_the_endpoint_is_searched_until_it_is_there():
-    """Not at each look: a server may have no HTTP endpoint."""
+    """At each look in the first minute, as the server may load other models first. Then now and then: it may have none."""
     clock = Clock()
     endpoint = HttpEndpoint(os.getpid(), clock)
     with serving() as late:
-        assert not endpoint.is_closing()
+        assert endpoint.find()
         assert late.address in endpoint._refusals
     endpoint = HttpEndpoint(2**22 + 1, clock)
+    assert not endpoint.find()
     assert not endpoint.is_closing()
     endpoint._server = os.getpid()
     with serving() as late:
-        clock.now = SEARCH_S - 1
-        assert not endpoint.is_closing()
+        clock.now = EAGER_S
+        assert endpoint.find()
+        assert late.address in endpoint._refusals
+    endpoint = HttpEndpoint(2**22 + 1, clock)
+    assert not endpoint.find()
+    clock.now += EAGER_S
+    assert not endpoint.find()
+    endpoint._server = os.getpid()
+    with serving() as late:
+        clock.now += SEARCH_S - 1
+        assert not endpoint.find()
         assert endpoint._refusals == {}
-        clock.now = SEARCH_S
-        assert not endpoint.is_closing()
+        clock.now += 1
+        assert endpoint.find()
         assert late.address in endpoint._refusals
