@@ -24,7 +24,7 @@ import pytest
 from support.clock import now
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
-from support.patience import wait_for
+from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.settings import openai_url, with_metrics, with_openai, with_parameter
 from support.stops import (
@@ -56,7 +56,8 @@ GRACE = 5
 ROUNDS = int(os.environ.get("VLLM_ENV_TEST_STOPS", "0"))
 DRAINED = "Exit timeout expired. Exiting immediately"
 """Stock Triton's line if a client still has an HTTP connection after ``--exit-timeout-secs``; its status is then 1."""
-SHORTER = f"--exit-timeout-secs={GRACE + 2}"
+PREPARED_S = 5.0  # in which the model finds the HTTP endpoint, so that it can notice its end
+SHORTER = f"--exit-timeout-secs={GRACE + 5}"
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def test_a_stop(light_serving: Serve, light_long_arguments: dict[str, object], c
     engine = {**light_long_arguments, "max_num_seqs": 64}
     clients: list[Any] = []
     with light_serving(engine, environment=ONE_THREAD, prepare=prepare, arguments=case.arguments) as server:
+        pause(PREPARED_S)
         try:
             clients += case.clients(server)
             _wait_until_all_are_taken(server, case)

@@ -14,7 +14,7 @@ from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
 from support.patience import LIMIT
 from triton_vllm.base.errors import CancelledError
-from triton_vllm.reply.watch import DEAREST_S, FEW, LEAST_S, LONGEST_S, PERIOD_S, CancellationWatch, Departure
+from triton_vllm.reply.watch import DEAREST_S, FEW, LEAST_S, LONGEST_S, PERIOD_S, PREPARE_S, CancellationWatch, Departure
 
 QUESTION_S = 60e-6  # a round trip to the server
 
@@ -272,7 +272,7 @@ def test_the_question_is_prepared_while_no_request_is_open():
         return found.is_set()
 
     departure = Departure(lambda: True, ended.set, prepare=prepare)
-    assert departure.prepare() == LONGEST_S
+    assert departure.prepare() == PREPARE_S
     watch = CancellationWatch(lambda: [fake_job(FakeChannel())], lambda _: None, FakeLog(), departure)
     watch.start()
     assert found.wait(LIMIT)

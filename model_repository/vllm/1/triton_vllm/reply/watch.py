@@ -19,6 +19,8 @@ PERIOD_S = 0.05
 """From one look to the next, s, with few requests in flight."""
 LONGEST_S = 1.0
 """The longest pause, s."""
+PREPARE_S = 0.25
+"""The pause while the question whether the server is stopping is prepared, s."""
 # A quarter was too much. With 256 requests in flight on an H200, the questions were then two thirds
 # of the stub's cost of a whole answer, without the engine's own work.
 MAX_SHARE = 0.05
@@ -73,7 +75,7 @@ class Departure:
         """Prepare the question. Return the pause before the next call in s; None if it is ready."""
         if not self._is_prepared:
             self._is_prepared = self._prepare()
-        return None if self._is_prepared else LONGEST_S
+        return None if self._is_prepared else PREPARE_S
 
     def look(self) -> None:
         """Ask the server, if a second has passed since the last question."""
