@@ -263,7 +263,8 @@ def test_the_server_is_asked_once_a_second_whether_it_ends_and_only_while_a_requ
 
 def test_the_question_is_prepared_while_no_request_is_open():
     """The server may be told to end a moment after its first request; what answers the question must then be known."""
-    prepared, found, ended = [], threading.Event(), threading.Event()
+    prepared: list[int] = []
+    found, ended = threading.Event(), threading.Event()
 
     def prepare():
         prepared.append(len(prepared))
