@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from support.clock import now
 from support.event_stream import EventStream
 from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.model_requests import ask, prompt
+from support.models import LONG_POSITIONS
 from support.open_stream import OpenStream
 from support.patience import wait_for
 from support.reference import ONE_THREAD
@@ -155,10 +157,72 @@ def test_an_engine_that_does_nothing_is_replaced_without_a_limit_of_the_operator
         with OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True)) as stream:
             stream.wait(1)
             process.suspend()
+            began = now()
             assert stream.wait_end(BACK_SECONDS).error == DEAD
+        told = now() - began
         (seconds,) = re.findall(r"the engine does not answer for (\d+) s", server.log.read_text(errors="replace"))
         assert 60 <= int(seconds) < 300
         wait_for(lambda: _is_served(server), "an answer", longest_pause=0.5)
+        print(f"{own}: told after {told:.0f} s, served again {now() - began - told:.0f} s later")
+
+
+A_MINUTE = 60.0
+MINUTES = 120
+PATIENT = {"timeout": 900.0}
+# one of them is the first of its kind after a start, whatever vLLM's warm-up has compiled
+NEW_KINDS: list[dict[str, object]] = [
+    {"logprobs": 3},
+    {"n": 2, "logprobs": 3},
+    {"temperature": 0.7},
+    {"n": 2, "temperature": 0.7},
+]
+_COMPILER = """#!/bin/sh
+# takes {seconds} s longer, once, where there is the file {order}
+rm '{order}' 2>/dev/null && timeout {seconds} sh -c 'while :; do :; done'
+exec g++ "$@"
+"""
+
+
+@pytest.mark.slow
+def test_a_prefill_of_more_than_a_minute_is_not_ended(serving: Serve, long_arguments: dict[str, object]) -> None:
+    """In one step, in which EngineCore answers nothing."""
+    engine = {**long_arguments, "max_num_batched_tokens": LONG_POSITIONS, "enable_prefix_caching": False}
+    with serving(engine, environment=ONE_THREAD) as server:
+        seconds, length = 0.0, 4096
+        while seconds < A_MINUTE and length < LONG_POSITIONS - 1:
+            # its time grows with the square of the length; after 300 s the engine would be replaced
+            growth = (1.6 * A_MINUTE / max(seconds, 1.0)) ** 0.5
+            length = min(LONG_POSITIONS - 1, int(length * min(4.0, growth)))
+            began = now()
+            assert not ask(server, None, {"max_tokens": 1}, options=PATIENT, prompt_token_ids=[7] * length).error
+            seconds = now() - began
+            print(f"a prefill of {length} tokens took {seconds:.0f} s")
+        assert "does not answer" not in server.log.read_text(errors="replace")
+        assert times_back(server) == 0
+    if seconds < A_MINUTE:
+        pytest.skip(f"the longest prefill takes {seconds:.0f} s on this machine")
+
+
+@pytest.mark.slow
+def test_a_compilation_of_two_minutes_is_not_ended(serving: Serve, long_arguments: dict[str, object], tmp_path: Path) -> None:
+    """PyTorch compiles a function when a request needs it for the first time, and EngineCore answers nothing meanwhile."""
+    order, compiler = tmp_path / "order", tmp_path / "compiler"
+    compiler.write_text(_COMPILER.format(order=order, seconds=MINUTES))
+    compiler.chmod(0o755)
+    own = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
+    with serving(long_arguments, environment={**ONE_THREAD, **own}) as server:
+        order.touch()
+        seconds = 0.0
+        for parameters in NEW_KINDS:
+            began = now()
+            assert not ask(server, PROMPT, {"max_tokens": 2, **parameters}, options=PATIENT, return_logprobs=True).error
+            seconds = now() - began
+            if not order.exists():
+                break
+        print(f"{parameters} took {seconds:.0f} s")
+        assert seconds > MINUTES
+        assert "does not answer" not in server.log.read_text(errors="replace")
+        assert times_back(server) == 0
 
 
 @pytest.mark.slow

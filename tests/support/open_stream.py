@@ -32,17 +32,21 @@ class Event:
 class OpenStream:
     """Sends one request on a gRPC stream of its own; a context manager.
 
-    With ``codes`` the server ends the stream at an error with its gRPC status, as `Event.status` shows it.
+    With ``codes`` the server ends the stream at an error with its gRPC status, as `Event.status` shows it. With
+    ``own_connection`` the stream is alone on its connection. Otherwise gRPC's library sends those of a process over the same one.
     """
 
-    def __init__(self, url: str, tensors: Mapping[str, Any], *, codes: bool = False, model: str = "vllm") -> None:
+    def __init__(
+        self, url: str, tensors: Mapping[str, Any], *, codes: bool = False, model: str = "vllm", own_connection: bool = False
+    ) -> None:
         self.events: list[Event] = []
         self.sent = 0.0
         self._arrived = threading.Condition()
         self._tensors = tensors
         self._codes = codes
         self._model = model
-        self._client: Any = grpcclient.InferenceServerClient(url)
+        options = [("grpc.use_local_subchannel_pool", 1)] if own_connection else None
+        self._client: Any = grpcclient.InferenceServerClient(url, channel_args=options)
 
     def __enter__(self) -> OpenStream:  # noqa: PYI034 - Self is not in the typing of Python 3.10
         headers = {"triton_grpc_error": "true"} if self._codes else None

@@ -303,6 +303,35 @@ def test_a_server_that_ends_gets_its_answers_in_time(started):
     assert got.get(timeout=PROMISED)[0] is later.reply
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_server_that_ends_waits_for_its_clients_without_an_engine(started, monkeypatch, alone):
+    """A client that does not read may hold Triton for ever, but not the devices' memory. Other instances still need theirs."""
+    monkeypatch.setattr(Sole, "alone", alone)
+    engine, got = started()
+    clock = LoopClock(engine)
+    llm, _ = added(engine, late := job())
+    engine.leave(20)
+    begun = threading.Event()
+    engine._loop.call_soon_threadsafe(begun.set)
+    assert begun.wait(PROMISED)
+    clock.now += 21
+    assert got.get(timeout=PROMISED)[0] is late.reply
+    wait_for(lambda: llm.aborted == [late.id])
+    assert not llm.closed
+    clock.now += 1
+    if alone:
+        wait_for(lambda: llm.closed)
+        assert not engine.runner.is_up()
+        engine.runner.submit(last := job())
+        reply, error = got.get(timeout=PROMISED)
+        assert (reply, type(error)) == (last.reply, UnavailableError)
+    pause(10 * PACE.health_period)
+    assert llm.closed is alone
+    assert len(Llm.started) == 1  # it is not started again
+    engine.stop(0)
+    assert llm.closed
+
+
 def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):
     """The watch looks right after: a request that it does not see would not be watched until the next one came."""
     engine, _ = started()

@@ -14,7 +14,7 @@ from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
 from support.patience import LIMIT
 from triton_vllm.base.errors import CancelledError
-from triton_vllm.reply.watch import DEAREST_S, FEW, LEAST_S, LONGEST_S, PERIOD_S, CancellationWatch, Departure
+from triton_vllm.reply.watch import DEAREST_S, FEW, LEAST_S, LONGEST_S, PERIOD_S, PREPARE_S, CancellationWatch, Departure
 
 QUESTION_S = 60e-6  # a round trip to the server
 
@@ -259,3 +259,26 @@ def test_the_server_is_asked_once_a_second_whether_it_ends_and_only_while_a_requ
     departure._next = 0.0
     watch.look()
     assert len(asked) == 3
+
+
+def test_the_question_is_prepared_while_no_request_is_open():
+    """The server may be told to end a moment after its first request; what answers the question must then be known."""
+    prepared: list[int] = []
+    found, ended = threading.Event(), threading.Event()
+
+    def prepare():
+        prepared.append(len(prepared))
+        if len(prepared) == 3:
+            found.set()
+        return found.is_set()
+
+    departure = Departure(lambda: True, ended.set, prepare=prepare)
+    assert departure.prepare() == PREPARE_S
+    watch = CancellationWatch(lambda: [fake_job(FakeChannel())], lambda _: None, FakeLog(), departure)
+    watch.start()
+    assert found.wait(LIMIT)
+    assert not ended.is_set()
+    watch.wake()
+    assert ended.wait(LIMIT)
+    watch.close()
+    assert len(prepared) == 3

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from triton_vllm.startup import endpoint as module
-from triton_vllm.startup.endpoint import REFUSALS, SEARCH_S, HttpEndpoint, is_answered, listening
+from triton_vllm.startup.endpoint import EAGER_S, REFUSALS, SEARCH_S, HttpEndpoint, is_answered, listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,8 @@ def serving(host: str = "127.0.0.1") -> Iterator[Server]:
         try:
             yield server
         finally:
-            listener.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the test has closed it
+                listener.shutdown(socket.SHUT_RDWR)
             server.thread.join()
 
 
@@ -159,6 +161,52 @@ def test_refusals_of_a_port_that_others_have_joined_say_nothing(server, monkeypa
     assert endpoint.is_closing()
 
 
+@pytest.fixture
+def as_tritonserver() -> Iterator[None]:
+    """Give this process the server's name."""
+    comm = Path("/proc/self/comm")
+    before = comm.read_text()
+    comm.write_text("tritonserver")
+    yield
+    comm.write_text(before)
+
+
+@pytest.mark.usefixtures("as_tritonserver")
+def test_an_endpoint_that_is_gone_has_closed():
+    """Triton of 2025 and later ends it before it waits for the clients of gRPC, and tells the core nothing meanwhile."""
+    endpoint = HttpEndpoint(os.getpid())
+    with serving(), serving() as http:
+        assert not endpoint.is_closing()
+        http.listener.shutdown(socket.SHUT_RDWR)
+        http.thread.join()
+        http.listener.close()
+        for _ in range(REFUSALS - 1):
+            assert not endpoint.is_closing()
+        assert endpoint.is_closing()
+
+
+def test_a_program_that_embeds_triton_may_end_its_endpoint_and_go_on():
+    """Only tritonserver is known to end it at its own end."""
+    endpoint = HttpEndpoint(os.getpid())
+    with serving() as http:
+        assert not endpoint.is_closing()
+        http.listener.shutdown(socket.SHUT_RDWR)
+        http.thread.join()
+        http.listener.close()
+        for _ in range(2 * REFUSALS):
+            assert not endpoint.is_closing()
+
+
+@pytest.mark.usefixtures("as_tritonserver")
+def test_an_endpoint_that_is_too_busy_is_not_gone(server, monkeypatch):
+    """Its connections wait to be taken."""
+    endpoint = HttpEndpoint(os.getpid())
+    assert not endpoint.is_closing()
+    monkeypatch.setattr(module, "is_answered", lambda _: None)
+    for _ in range(2 * REFUSALS):
+        assert not endpoint.is_closing()
+
+
 def test_each_address_has_refusals_of_its_own(monkeypatch):
     """Two accidents of two ports say nothing, and a port that never answers in time hides none."""
     monkeypatch.setattr(module, "listening", lambda _: [A, B, C])
@@ -188,19 +236,29 @@ def test_a_port_that_answers_late_is_found_at_the_next_look(monkeypatch):
 
 
 def test_the_endpoint_is_searched_until_it_is_there():
-    """Not at each look: a server may have no HTTP endpoint."""
+    """At each look in the first minute, as the server may load other models first. Then now and then: it may have none."""
     clock = Clock()
     endpoint = HttpEndpoint(os.getpid(), clock)
     with serving() as late:
-        assert not endpoint.is_closing()
+        assert endpoint.find()
         assert late.address in endpoint._refusals
     endpoint = HttpEndpoint(2**22 + 1, clock)
+    assert not endpoint.find()
     assert not endpoint.is_closing()
     endpoint._server = os.getpid()
     with serving() as late:
-        clock.now = SEARCH_S - 1
-        assert not endpoint.is_closing()
+        clock.now = EAGER_S
+        assert endpoint.find()
+        assert late.address in endpoint._refusals
+    endpoint = HttpEndpoint(2**22 + 1, clock)
+    assert not endpoint.find()
+    clock.now += EAGER_S
+    assert not endpoint.find()
+    endpoint._server = os.getpid()
+    with serving() as late:
+        clock.now += SEARCH_S - 1
+        assert not endpoint.find()
         assert endpoint._refusals == {}
-        clock.now = SEARCH_S
-        assert not endpoint.is_closing()
+        clock.now += 1
+        assert endpoint.find()
         assert late.address in endpoint._refusals

@@ -162,7 +162,7 @@ class Engine:
         self._thread.run(front.use(self._llm, self.facts.tasks))
 
     def leave(self, grace_s: float) -> None:
-        """Cancel the requests in flight after ``grace_s`` seconds."""
+        """Cancel the requests in flight after ``grace_s`` seconds, then shut vLLM down."""
         # The server is stopping. It unloads the model only after the last response.
         self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self._keep_refusing)
         # Triton itself takes no more requests.
@@ -302,9 +302,22 @@ class Engine:
 
     def _keep_refusing(self) -> None:
         """Cancel the requests in flight, now and again after each period."""
+        if self._source.alone and not self.runner.in_flight.count():
+            self._end_early()
         # More requests may arrive until the server unloads the model.
         self.runner.refuse_all(UNLOADED)
         self._loop.call_later(self._pace.health_period, self._keep_refusing)
+
+    def _end_early(self) -> None:
+        """Shut vLLM down before the server unloads the model."""
+        # Triton first waits for its clients: 24.10 waits for ever for a gRPC stream that its client
+        # keeps open, or does not read. The devices' memory should not wait as well.
+        if not self._ending.is_set():
+            self._ending.set()
+            self.runner.lose()
+            self._source.close()
+            self._llm.shutdown()
+            self._log.info("the engine has ended; the server waits for its clients")
 
     async def _drain(self, grace_s: float) -> None:
         """Wait for the requests in flight, then end vLLM and everything else in the loop."""

@@ -62,6 +62,8 @@ class Frontends(Source):
         log: reports which instance leads.
     """
 
+    alone = False
+
     def __init__(self, own: Seat, rendezvous: Rendezvous, log: Log) -> None:
         self._own = own
         self._meeting = rendezvous

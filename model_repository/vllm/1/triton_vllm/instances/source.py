@@ -28,7 +28,13 @@ class Loss:
 
 
 class Source:
-    """The origin of an engine: this process alone starts it, or several processes share it."""
+    """The origin of an engine: this process alone starts it, or several processes share it.
+
+    Attributes:
+        alone: whether no other instance uses the engine.
+    """
+
+    alone = True
 
     # Except for `start`, the methods here are those of an engine without other instances.
 

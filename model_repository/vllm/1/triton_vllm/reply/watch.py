@@ -19,6 +19,8 @@ PERIOD_S = 0.05
 """From one look to the next, s, with few requests in flight."""
 LONGEST_S = 1.0
 """The longest pause, s."""
+PREPARE_S = 0.25
+"""The pause while the question whether the server is stopping is prepared, s."""
 # A quarter was too much. With 256 requests in flight on an H200, the questions were then two thirds
 # of the stub's cost of a whole answer, without the engine's own work.
 MAX_SHARE = 0.05
@@ -52,6 +54,7 @@ class Departure:
         is_ending: asks the server. A round trip.
         leave: called once, when the server is stopping.
         clock: returns seconds.
+        prepare: called while no request is in flight, until it returns True.
     """
 
     def __init__(
@@ -59,11 +62,20 @@ class Departure:
         is_ending: Callable[[], bool],
         leave: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        prepare: Callable[[], bool] = lambda: True,
     ) -> None:
         self._is_ending = is_ending
         self._leave = leave
         self._clock = clock
+        self._prepare = prepare
+        self._is_prepared = False
         self._next = 0.0
+
+    def prepare(self) -> float | None:
+        """Prepare the question. Return the pause before the next call in s; None if it is ready."""
+        if not self._is_prepared:
+            self._is_prepared = self._prepare()
+        return None if self._is_prepared else PREPARE_S
 
     def look(self) -> None:
         """Ask the server, if a second has passed since the last question."""
@@ -159,9 +171,15 @@ class CancellationWatch:
             self._failed = True
             self._log.error(f"a request could not be asked about: {type(error).__name__}: {error}")
 
+    def _rest(self) -> None:
+        """Sleep until a request is in flight."""
+        while not self._wake.is_set():
+            pause = None if self._departure is None else self._departure.prepare()
+            self._wake.wait(pause)
+
     def _run(self) -> None:
         while not self._end.is_set():
-            self._wake.wait()
+            self._rest()
             # Cleared before the look: a request that comes meanwhile sets it again.
             self._wake.clear()
             try:

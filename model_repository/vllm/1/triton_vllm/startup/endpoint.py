@@ -3,6 +3,9 @@
 A server that ends stops its endpoints first. The HTTP endpoint then waits for its clients, for up
 to ``--exit-timeout-secs``. Triton's core knows nothing of it meanwhile, so it cannot tell a model.
 But the endpoint closes each new connection without an answer (seen with 24.10).
+
+Newer releases then also wait for the clients of the gRPC endpoint (server's src/main.cc,
+StopEndpoints). By then the HTTP endpoint is gone, and nothing listens on its port.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ Address = tuple[str, int]
 TIMEOUT_S = 0.2
 # A server without an HTTP endpoint is searched again and again.
 SEARCH_S = 10.0
+# At first more often: the server opens its ports when all models of its start are loaded.
+EAGER_S = 60.0
 # Once could be an accident of the network.
 REFUSALS = 2
+# A program that embeds Triton may stop its HTTP endpoint and go on.
+_STANDALONE = "tritonserver"
 _LISTENS = "0A"
 _QUESTION = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -42,12 +49,20 @@ class HttpEndpoint:
         # The refusals of each address, since its last answer.
         self._refusals: dict[Address, int] = {}
         self._next_search = 0.0
+        self._eager_until: float | None = None
         self._is_complete = False
+
+    def find(self) -> bool:
+        """Return whether the endpoint has been found; otherwise search it."""
+        # A request may come a moment before the end of the server. It is then too late to find an
+        # endpoint that answers.
+        if not self._is_complete:
+            self._search()
+        return self._is_complete
 
     def is_closing(self) -> bool:
         """Return whether the endpoint has answered before and now refuses; asks it once."""
-        if not self._is_complete:
-            self._search()
+        self.find()
         places = listening(self._server)
         for address, refusals in self._refusals.items():
             answer = is_answered(address)
@@ -55,13 +70,20 @@ class HttpEndpoint:
             # another server shares, or has taken from an endpoint that is gone.
             if answer:
                 self._refusals[address] = 0
-            elif answer is False and places.count(address) == 1:
+            elif answer is None:
+                self._refusals[address] += self._is_standalone() and is_gone(address)
+            elif places.count(address) == 1:
                 self._refusals[address] = refusals + 1
         return any(refusals >= REFUSALS for refusals in self._refusals.values())
 
+    def _is_standalone(self) -> bool:
+        return _lines(Path(f"/proc/{self._server}/comm")) == [_STANDALONE]
+
     def _search(self) -> None:
-        # The server opens its ports only after it has loaded the models of its start.
-        if self._clock() < self._next_search:
+        now = self._clock()
+        if self._eager_until is None:
+            self._eager_until = now + EAGER_S
+        if now < self._next_search:
             return
         places = listening(self._server)
         # With --reuse-http-port several servers share a port, and one that ends would refuse
@@ -75,7 +97,8 @@ class HttpEndpoint:
         self._is_complete = bool(self._refusals) and is_sure
         # A busy endpoint may not answer in time. It is asked again at the next look, because a
         # server that ends before it has been found cuts its clients off.
-        self._next_search = self._clock() + (SEARCH_S if is_sure else 0)
+        waits = is_sure and now >= self._eager_until
+        self._next_search = self._clock() + (SEARCH_S if waits else 0)
 
 
 def is_answered(address: Address) -> bool | None:
@@ -94,6 +117,15 @@ def is_answered(address: Address) -> bool | None:
         return None
     # The gRPC endpoint answers in another protocol.
     return answer.startswith(b"HTTP/") if answer else False
+
+
+def is_gone(address: Address) -> bool:
+    """Return whether no process listens there any more."""
+    try:
+        with socket.create_connection(address, TIMEOUT_S):
+            return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
 
 
 def listening(process: int) -> list[Address]:

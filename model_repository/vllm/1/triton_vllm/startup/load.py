@@ -247,7 +247,7 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
         # The core says so only after the HTTP endpoint has stopped, which may take 30 s.
         return triton.is_ending(name) or endpoint.is_closing()
 
-    return Departure(is_ending, leave)
+    return Departure(is_ending, leave, prepare=endpoint.find)
 
 
 def _publish(
