@@ -20,6 +20,8 @@ HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+# LiteLLM recognizes a prompt that is too long by these words.
+LENGTH = "this model's maximum context length is 100 tokens"
 
 TAKEN = [
     (TEXT, {"prompt": "x", "max_tokens": 5, "n": 2, "stop": ["."], "user": "me", "metadata": {"a": "b"}, "store": True}),
@@ -39,10 +41,10 @@ TAKEN = [
 ]
 REFUSALS = [
     (TEXT, {"prompt": "x", "guided_regex": "a"}, "unknown field 'guided_regex'"),
-    (TEXT, {"prompt": "x" * 3201}, "'prompt' has 3201 characters"),
+    (TEXT, {"prompt": "x" * 3201}, f"'prompt' has 3201 characters; {LENGTH}, so it takes"),
     (TEXT, {"prompt": ["x"] * 257}, "'prompt' has 257 entries"),
     (TEXT, {"prompt": [50]}, "token id 50"),
-    (TEXT, {"prompt": [1] * 101}, "'prompt' has 101 tokens"),
+    (TEXT, {"prompt": [1] * 101}, f"'prompt' has 101 tokens; {LENGTH}"),
     (TEXT, {"prompt": {"a": 1}}, "must be a text"),
     (TEXT, {"prompt": "x", "logit_bias": {str(i): 1 for i in range(51)}}, "'logit_bias' has 51 entries"),
     (TEXT, {"prompt": [[1], {"a": 1}]}, "must be a text"),
@@ -63,7 +65,7 @@ REFUSALS = [
     (CHAT, {"messages": HELLO, "tools": ["x"]}, "list of functions"),
     (CHAT, {"messages": HELLO, "tools": [TOOL] * 513}, "tools has 513 entries"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "data": "x"}]}]}, "'prompt_embeds'"),
-    (CHAT, {"messages": HELLO, "documents": [{"text": "x" * 3201}]}, "characters, too many"),
+    (CHAT, {"messages": HELLO, "documents": [{"text": "x" * 3201}]}, "characters; this model's maximum"),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference' are not taken"),
     ("/v1/responses", {"input": [{"type": "message", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
     ("/v1/responses", {"input": [{"type": "function_call_output", "output": [{"type": "input_file"}]}]}, "'input_file'"),
@@ -102,7 +104,7 @@ REFUSALS = [
     ),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]}, "4097 parts"),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
-    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"documents": "x" * 3201}}, "characters, too many"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"documents": "x" * 3201}}, "characters; this model's maximum"),
     (
         CHAT,
         {"messages": HELLO, "chat_template_kwargs": {"documents": [""] * 300_000}},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import closest, shown
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.base.limits import refuse_above
+from triton_vllm.base.limits import context_length, refuse_above
 from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.media.checks import KINDS, check_parts
@@ -115,7 +115,11 @@ def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[st
             _check_characters(limits, facts, name, len(prompt))
             yield prompt
         elif isinstance(prompt, list) and _are_ids(prompt):
-            refuse_above(facts.max_tokens, len(prompt), f"'{name}' has", "tokens")
+            if 0 < facts.max_tokens < len(prompt):
+                raise FieldError(
+                    name,
+                    f"'{name}' has {len(prompt)} tokens; {context_length(facts.max_tokens)}",
+                )
             check_prompt_ids(name, prompt, facts)
         else:
             raise FieldError(name, f"'{name}' must be a text, token ids, or a list of them")
@@ -131,8 +135,8 @@ def _check_characters(limits: Limits, facts: Facts, name: str, characters: int) 
     if 0 < most < characters:
         raise FieldError(
             name,
-            f"'{name}' has {characters} characters, too many for this model's maximum of "
-            f"{facts.max_tokens} tokens; it takes at most {most}",
+            f"'{name}' has {characters} characters; {context_length(facts.max_tokens)}, "
+            f"so it takes at most {most} characters",
         )
 
 
