@@ -29,6 +29,9 @@ TAKEN = [
     (TEXT, {"prompt": ["a", "b"], "use_beam_search": False, "prompt_embeds": None}),
     (CHAT, {"messages": HELLO, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}}),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": []}]}),
+    (TEXT, {"prompt": "x", "best_of": 1}),
+    (CHAT, {"messages": HELLO, "modalities": ["text"], "prompt_cache_options": {"ttl": "30m"}}),
+    ("/v1/responses", {"input": "x", "stream": True, "stream_options": {"include_obfuscation": False}}),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "text"}}}),
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, {"type": "reasoning"}]}),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "system": [{"type": "text", "text": "x"}], "tools": [{"name": "f"}]}),
@@ -41,6 +44,8 @@ TAKEN = [
 ]
 REFUSALS = [
     (TEXT, {"prompt": "x", "guided_regex": "a"}, "unknown field 'guided_regex'"),
+    (TEXT, {"prompt": "x", "best_of": 2}, "unknown field 'best_of'"),
+    (CHAT, {"messages": HELLO, "modalities": ["text", "audio"]}, "unknown field 'modalities'"),
     (TEXT, {"prompt": "x" * 3201}, f"'prompt' has 3201 characters; {LENGTH}, so it takes"),
     (TEXT, {"prompt": ["x"] * 257}, "'prompt' has 257 entries"),
     (TEXT, {"prompt": [50]}, "token id 50"),

@@ -14,7 +14,7 @@ from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.media.checks import KINDS, check_parts
 from triton_vllm.media.checks import REFUSED as REFUSED_PARTS
-from triton_vllm.openai.fields import REFUSED
+from triton_vllm.openai.fields import REFUSED, WITHOUT_EFFECT
 from triton_vllm.openai.refusal import FieldError
 from triton_vllm.request.fit import check_prompt_ids
 from triton_vllm.request.sampling import response_format
@@ -95,7 +95,7 @@ def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
         if name in route.fields:
             continue
         # Clients write defaults, too: `"use_beam_search": false`.
-        if value is None or value is False:
+        if value is None or value is False or value == WITHOUT_EFFECT.get(name, ...):
             continue
         reason = REFUSED.get(name)
         if reason:
