@@ -173,7 +173,7 @@ ROUTES: dict[str, Route] = {
 }
 
 WITHOUT_EFFECT: dict[str, Any] = {"best_of": 1, "modalities": ["text"]}
-"""Fields of OpenAI's that vLLM does not have. Only the value that asks for what it does is taken."""
+"""OpenAI's fields that vLLM does not have, each with the value that asks for what vLLM does."""
 
 REFUSED: dict[str, str] = {
     "background": "no response is kept",
