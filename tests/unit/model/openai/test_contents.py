@@ -11,7 +11,7 @@ import pytest
 from support.pictures import picture, png
 from triton_vllm.base.errors import AdapterError
 from triton_vllm.base.limits import USUAL
-from triton_vllm.openai.contents import check
+from triton_vllm.openai.contents import CUT_AT_MOST, check
 from triton_vllm.openai.fields import REFUSED, ROUTES
 from triton_vllm.vllm_api import Facts
 
@@ -36,7 +36,7 @@ TAKEN = [
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, {"type": "reasoning"}]}),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "system": [{"type": "text", "text": "x"}], "tools": [{"name": "f"}]}),
     ("/v1/embeddings", {"input": ["x", "y"], "encoding_format": "base64"}),
-    ("/v1/rerank", {"query": "x", "documents": ["y", "z"]}),
+    ("/v1/rerank", {"query": "x", "documents": ["y", "z"], "return_documents": True}),
     ("/v1/rerank", {"query": "x", "documents": ["y"], "instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x"}}),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "file_id": None}]}]}),
     ("/tokenize", {"prompt": "x"}),
@@ -126,6 +126,17 @@ REFUSALS = [
 def test_ordinary_requests_pass(path, body):
     """With the fields that clients send, and defaults of those that are refused."""
     check(ROUTES[path], {"model": "m", **body}, USUAL, FACTS)
+
+
+def test_tokens_of_a_text_that_is_cut_are_not_counted_unless_it_is_long():
+    """A text above the model's length may then be sent."""
+    facts = replace(FACTS, max_tokens=10_000)
+    texts = ("x" * CUT_AT_MOST, "x" * (CUT_AT_MOST + 1))
+    for path, name in ((TEXT, "prompt"), ("/v1/embeddings", "input"), ("/v1/rerank", "query")):
+        body = {name: [*texts]}
+        assert check(ROUTES[path], body, USUAL, facts).texts == texts
+        assert check(ROUTES[path], {**body, "truncate_prompt_tokens": None}, USUAL, facts).texts == texts
+        assert check(ROUTES[path], {**body, "truncate_prompt_tokens": -1}, USUAL, facts).texts == texts[1:]
 
 
 @pytest.mark.parametrize(("path", "body", "text"), REFUSALS, ids=lambda value: str(value)[:60])

@@ -43,13 +43,18 @@ _CONSTRAINT = frozenset({
 })  # fmt: skip
 
 
+# A tokenizer takes about 0.05 s for so many characters.
+CUT_AT_MOST = 65_536
+"""The most characters of a text that vLLM may tokenize only to cut it."""
+
+
 @dataclass(frozen=True)
 class Content:
     """What is left to check when the engine can be asked.
 
     Attributes:
         constraint: the constraint to try, or None.
-        texts: the texts that vLLM will tokenize.
+        texts: the texts that vLLM will tokenize, and whose tokens must be counted.
         messages: the messages that have media.
     """
 
@@ -77,6 +82,9 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         if body.get(name) is not None
         for text in _prompts(limits, facts, name, body[name])
     ]
+    # vLLM then cuts a text that has too many tokens.
+    if body.get("truncate_prompt_tokens") is not None:
+        texts = [text for text in texts if len(text) > CUT_AT_MOST]
     media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
         media = _conversation(route, body, limits, facts)

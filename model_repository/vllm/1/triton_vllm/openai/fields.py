@@ -172,8 +172,13 @@ ROUTES: dict[str, Route] = {
     "/detokenize": _post(("tokens",), classes=("DetokenizeRequest",), prompts=("tokens",)),
 }
 
-WITHOUT_EFFECT: dict[str, Any] = {"best_of": 1, "modalities": ["text"]}
-"""OpenAI's fields that vLLM does not have, each with the value that asks for what vLLM does."""
+WITHOUT_EFFECT: dict[str, Any] = {
+    "best_of": 1,
+    "modalities": ["text"],
+    # LiteLLM sends it with each rerank.
+    "return_documents": True,
+}
+"""Fields that vLLM does not have, each with the value that asks for what vLLM does."""
 
 REFUSED: dict[str, str] = {
     "background": "no response is kept",
