@@ -68,7 +68,7 @@ def test_a_request_that_vllms_server_refuses_fails_with_its_reason(vllm_server: 
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "2 sent, 1 answered, 1 failed (1 status 400)" in done.stdout
-    assert "this model's maximum of 256 tokens" in done.stderr
+    assert "this model's maximum context length is 256 tokens" in done.stderr
 
 
 def test_both_servers_are_compared_in_turns(vllm_server: str, server: TritonServer, tmp_path: Path) -> None:

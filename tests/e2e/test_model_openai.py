@@ -174,6 +174,24 @@ def test_the_model_has_its_name_in_triton_and_no_path(url: str) -> None:
     assert (status, json.loads(text)["error"]["type"]) == (404, "NotFoundError")
 
 
+LONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "a text": (TEXT, {"prompt": "word " * 2000}),
+    "a very long text": (TEXT, {"prompt": "word " * 200_000}),
+    "tokens": (TEXT, {"prompt": [5] * 600}),
+    "a chat": (CHAT, {"messages": [{"role": "user", "content": "word " * 2000}]}),
+    "a response": (RESPONSES, {"input": "word " * 200_000}),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_prompt_that_is_too_long_is_refused_in_vllms_words(url: str, name: str) -> None:
+    """LiteLLM tells such a refusal by these words from others, and then tries a model that takes more."""
+    path, body = LONG[name]
+    status, text = post(url, path, {"model": "vllm", **body}, timeout=300)
+    assert status == 400
+    assert "this model's maximum context length is 512 tokens" in json.loads(text)["error"]["message"].lower()
+
+
 def test_other_paths_get_a_reply(url: str) -> None:
     """Version, health and metrics; the metrics are vLLM's."""
     assert get(url, "/health") == (200, "")

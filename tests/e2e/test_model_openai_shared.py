@@ -60,7 +60,10 @@ def test_embeddings_and_ranks(embedding_server: TritonServer) -> None:
     (answer, *_) = stream(embedding_server.grpc_url, [{"embedding_request": json.dumps({"input": PROMPT})}])
     assert first == pytest.approx(json.loads(answer.text()), abs=1e-5)
     assert first != second
-    ranked = {"model": "vllm", "query": PROMPT, "documents": ["x", PROMPT]}
+    cut = {"model": "vllm", "input": "word " * 500, "truncate_prompt_tokens": 20}
+    status, text = post(url, "/v1/embeddings", cut, timeout=300)
+    assert (status, json.loads(text)["usage"]["prompt_tokens"]) == (200, 20), text
+    ranked = {"model": "vllm", "query": PROMPT, "documents": ["x", PROMPT], "return_documents": True}
     status, text = post(url, "/rerank", ranked, timeout=300)
     assert status == 200, text
     assert [item["index"] for item in json.loads(text)["results"]] == [1, 0]

@@ -83,11 +83,11 @@ def nested(levels: int, inner: Any = 1) -> Any:
 SIZES = [
     Case("prompt of 10 MB", lambda: {"text_input": "word " * 2_000_000}, "text_input has 10000000 bytes", heavy=True),
     Case("prompt of 10 MB without spaces", lambda: {"text_input": "x" * 10_000_000}, "text_input has 10000000 bytes", heavy=True),
-    Case("prompt of 3 MB", lambda: {"text_input": "a b " * 750_000}, "the prompt has 3000000 characters, too many", heavy=True),
-    Case("prompt a little too long", lambda: {"text_input": "word " * 2000}, "the prompt has 10000 characters, too many"),
+    Case("prompt of 3 MB", lambda: {"text_input": "a b " * 750_000}, "the prompt has 3000000 characters; this", heavy=True),
+    Case("prompt a little too long", lambda: {"text_input": "word " * 2000}, "the prompt has 10000 characters; this"),
     Case("prompt too long once tokenized", lambda: {"text_input": "word " * 1000}, "maximum", early=False),
     Case("emoji", lambda: {"text_input": "\N{PILE OF POO}" * 2500}, "", early=False),
-    Case("half a million token ids", lambda: {"prompt_token_ids": [1] * 500_000}, "more than this model's maximum", heavy=True),
+    Case("half a million token ids", lambda: {"prompt_token_ids": [1] * 500_000}, "this model's maximum context", heavy=True),
     Case(
         "two million token ids", lambda: {"prompt_token_ids": [1] * 2_000_000}, "prompt_token_ids has 8000000 bytes", heavy=True
     ),
@@ -233,7 +233,7 @@ CHATS += [
     chat("deep documents", [USER], "nested too deeply", chat_template_kwargs={"documents": nested(70)}),
     chat("5,000 messages", [USER] * 5000, "messages have 5000 roles"),
     chat("5,000 hidden messages", [{"role": "user"}] * 5000, "messages have 5000 roles"),
-    chat("a long conversation", [USER] * 1000, "characters, too many for this model's maximum"),
+    chat("a long conversation", [USER] * 1000, "characters; this model's maximum context length is"),
     chat("a deep message", [{"role": "user", "content": nested(100)}], "messages is nested too deeply"),
     chat("5,000 parts", [{"role": "user", "content": ["x"] * 5000}], "messages have 5000 parts"),
     chat("content that is an object", [{"role": "user", "content": {"a": 1}}], "messages[0].content must be a string or a list"),

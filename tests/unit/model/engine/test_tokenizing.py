@@ -100,10 +100,10 @@ class Letters(Pooled):
 def test_a_text_with_too_many_tokens_costs_no_more_than_one_that_fits(size):
     """However long it is: the rest of it is not looked at."""
     tokenizer = Letters(1)
-    with pytest.raises(
-        InvalidRequestError, match=f"the prompt has more than {2 * tokenizing.PIECE} tokens; this model's maximum"
-    ):
-        asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE))
+    most = tokenizing.PIECE
+    text = f"the prompt has at least {2 * most} tokens; this model's maximum context length is {most} tokens"
+    with pytest.raises(InvalidRequestError, match=text):
+        asyncio.run(rendered([size], tokenizer, most=most))
     assert len(tokenizer.pieces) == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.pictures import picture, png
 from triton_vllm.base.errors import AdapterError
 from triton_vllm.base.limits import USUAL
-from triton_vllm.openai.contents import check
+from triton_vllm.openai.contents import CUT_AT_MOST, check
 from triton_vllm.openai.fields import REFUSED, ROUTES
 from triton_vllm.vllm_api import Facts
 
@@ -20,6 +20,8 @@ HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+# LiteLLM recognizes a prompt that is too long by these words.
+LENGTH = "this model's maximum context length is 100 tokens"
 
 TAKEN = [
     (TEXT, {"prompt": "x", "max_tokens": 5, "n": 2, "stop": ["."], "user": "me", "metadata": {"a": "b"}, "store": True}),
@@ -27,11 +29,14 @@ TAKEN = [
     (TEXT, {"prompt": ["a", "b"], "use_beam_search": False, "prompt_embeds": None}),
     (CHAT, {"messages": HELLO, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}}),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": []}]}),
+    (TEXT, {"prompt": "x", "best_of": 1}),
+    (CHAT, {"messages": HELLO, "modalities": ["text"], "prompt_cache_options": {"ttl": "30m"}}),
+    ("/v1/responses", {"input": "x", "stream": True, "stream_options": {"include_obfuscation": False}}),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "text"}}}),
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, {"type": "reasoning"}]}),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "system": [{"type": "text", "text": "x"}], "tools": [{"name": "f"}]}),
     ("/v1/embeddings", {"input": ["x", "y"], "encoding_format": "base64"}),
-    ("/v1/rerank", {"query": "x", "documents": ["y", "z"]}),
+    ("/v1/rerank", {"query": "x", "documents": ["y", "z"], "return_documents": True}),
     ("/v1/rerank", {"query": "x", "documents": ["y"], "instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x"}}),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "file_id": None}]}]}),
     ("/tokenize", {"prompt": "x"}),
@@ -39,10 +44,12 @@ TAKEN = [
 ]
 REFUSALS = [
     (TEXT, {"prompt": "x", "guided_regex": "a"}, "unknown field 'guided_regex'"),
-    (TEXT, {"prompt": "x" * 3201}, "'prompt' has 3201 characters"),
+    (TEXT, {"prompt": "x", "best_of": 2}, "unknown field 'best_of'"),
+    (CHAT, {"messages": HELLO, "modalities": ["text", "audio"]}, "unknown field 'modalities'"),
+    (TEXT, {"prompt": "x" * 3201}, f"'prompt' has 3201 characters; {LENGTH}, so it takes"),
     (TEXT, {"prompt": ["x"] * 257}, "'prompt' has 257 entries"),
     (TEXT, {"prompt": [50]}, "token id 50"),
-    (TEXT, {"prompt": [1] * 101}, "'prompt' has 101 tokens"),
+    (TEXT, {"prompt": [1] * 101}, f"'prompt' has 101 tokens; {LENGTH}"),
     (TEXT, {"prompt": {"a": 1}}, "must be a text"),
     (TEXT, {"prompt": "x", "logit_bias": {str(i): 1 for i in range(51)}}, "'logit_bias' has 51 entries"),
     (TEXT, {"prompt": [[1], {"a": 1}]}, "must be a text"),
@@ -63,7 +70,7 @@ REFUSALS = [
     (CHAT, {"messages": HELLO, "tools": ["x"]}, "list of functions"),
     (CHAT, {"messages": HELLO, "tools": [TOOL] * 513}, "tools has 513 entries"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "data": "x"}]}]}, "'prompt_embeds'"),
-    (CHAT, {"messages": HELLO, "documents": [{"text": "x" * 3201}]}, "characters, too many"),
+    (CHAT, {"messages": HELLO, "documents": [{"text": "x" * 3201}]}, "characters; this model's maximum"),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference' are not taken"),
     ("/v1/responses", {"input": [{"type": "message", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
     ("/v1/responses", {"input": [{"type": "function_call_output", "output": [{"type": "input_file"}]}]}, "'input_file'"),
@@ -102,7 +109,7 @@ REFUSALS = [
     ),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]}, "4097 parts"),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
-    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"documents": "x" * 3201}}, "characters, too many"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"documents": "x" * 3201}}, "characters; this model's maximum"),
     (
         CHAT,
         {"messages": HELLO, "chat_template_kwargs": {"documents": [""] * 300_000}},
@@ -119,6 +126,17 @@ REFUSALS = [
 def test_ordinary_requests_pass(path, body):
     """With the fields that clients send, and defaults of those that are refused."""
     check(ROUTES[path], {"model": "m", **body}, USUAL, FACTS)
+
+
+def test_tokens_of_a_text_that_is_cut_are_not_counted_unless_it_is_long():
+    """A text above the model's length may then be sent."""
+    facts = replace(FACTS, max_tokens=10_000)
+    texts = ("x" * CUT_AT_MOST, "x" * (CUT_AT_MOST + 1))
+    for path, name in ((TEXT, "prompt"), ("/v1/embeddings", "input"), ("/v1/rerank", "query")):
+        body = {name: [*texts]}
+        assert check(ROUTES[path], body, USUAL, facts).texts == texts
+        assert check(ROUTES[path], {**body, "truncate_prompt_tokens": None}, USUAL, facts).texts == texts
+        assert check(ROUTES[path], {**body, "truncate_prompt_tokens": -1}, USUAL, facts).texts == texts[1:]
 
 
 @pytest.mark.parametrize(("path", "body", "text"), REFUSALS, ids=lambda value: str(value)[:60])

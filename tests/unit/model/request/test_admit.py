@@ -171,10 +171,10 @@ def test_log_probabilities_of_a_prompt_are_refused_where_they_end_the_engine():
 @pytest.mark.parametrize(
     ("given", "parameters", "code", "says"),
     [
-        ({"text_input": b"x" * 3201}, "", "INVALID_ARG", "the prompt has 3201 characters, too many for this model's maximum"),
+        ({"text_input": b"x" * 3201}, "", "INVALID_ARG", "the prompt has 3201 characters; this model's maximum context"),
         ({"prompt_token_ids": 50}, "", "INVALID_ARG", "token id 50 is not in the model's vocabulary of 50 tokens"),
         ({"embedding_request": b'{"input": [4294967301]}'}, "", "INVALID_ARG", "token id 4294967301 is not in the model's"),
-        ({"embedding_request": b'{"input": [1' + b",1" * 100 + b"]}"}, "", "INVALID_ARG", "the prompt has 101 tokens, more than"),
+        ({"embedding_request": b'{"input": [1' + b",1" * 100 + b"]}"}, "", "INVALID_ARG", "the prompt has 101 tokens; this"),
         ({"text_input": b"a"}, '{"allowed_token_ids": [1, 50]}', "INVALID_ARG", "allowed_token_ids: token id 50 is not"),
         ({"text_input": b"a"}, '{"allowed_token_ids": [-1, 5]}', "INVALID_ARG", "allowed_token_ids: token id -1 is negative"),
         ({"text_input": b"a", "image": PNG}, "", "UNSUPPORTED", "image: this model takes texts only"),

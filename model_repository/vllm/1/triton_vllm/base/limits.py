@@ -186,6 +186,14 @@ def refuse_above(limit: int, found: int, what: str, unit: str = "", remedy: str 
         raise InvalidRequestError(f"{what} {amount}; this model takes at most {limit}{end}")
 
 
+def context_length(tokens: int) -> str:
+    """Return how long a prompt may be, as a part of a sentence.
+
+    LiteLLM and other clients look for these words of vLLM's, and then try another model.
+    """
+    return f"this model's maximum context length is {tokens} tokens"
+
+
 def check_sizes(
     limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], parameters: str
 ) -> None:

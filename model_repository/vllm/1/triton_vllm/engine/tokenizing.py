@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.limits import context_length
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,5 +103,5 @@ async def refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> Non
         # Each cut between pieces may add a token or two, so the limit is a quarter higher.
         if count > most + most // 4 + 64:
             raise InvalidRequestError(
-                f"the prompt has more than {count} tokens; this model's maximum is {most}"
+                f"the prompt has at least {count} tokens; {context_length(most)}"
             )

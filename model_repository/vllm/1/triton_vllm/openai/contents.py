@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import closest, shown
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.base.limits import refuse_above
+from triton_vllm.base.limits import context_length, refuse_above
 from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.media.checks import KINDS, check_parts
 from triton_vllm.media.checks import REFUSED as REFUSED_PARTS
-from triton_vllm.openai.fields import REFUSED
+from triton_vllm.openai.fields import REFUSED, WITHOUT_EFFECT
 from triton_vllm.openai.refusal import FieldError
 from triton_vllm.request.fit import check_prompt_ids
 from triton_vllm.request.sampling import response_format
@@ -43,13 +43,18 @@ _CONSTRAINT = frozenset({
 })  # fmt: skip
 
 
+# A tokenizer takes about 0.05 s for so many characters.
+CUT_AT_MOST = 65_536
+"""The most characters of a text that vLLM may tokenize only to cut it."""
+
+
 @dataclass(frozen=True)
 class Content:
     """What is left to check when the engine can be asked.
 
     Attributes:
         constraint: the constraint to try, or None.
-        texts: the texts that vLLM will tokenize.
+        texts: the texts that vLLM will tokenize, and whose tokens must be counted.
         messages: the messages that have media.
     """
 
@@ -77,6 +82,9 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         if body.get(name) is not None
         for text in _prompts(limits, facts, name, body[name])
     ]
+    # vLLM then cuts a text that has too many tokens.
+    if body.get("truncate_prompt_tokens") is not None:
+        texts = [text for text in texts if len(text) > CUT_AT_MOST]
     media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
         media = _conversation(route, body, limits, facts)
@@ -95,7 +103,7 @@ def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
         if name in route.fields:
             continue
         # Clients write defaults, too: `"use_beam_search": false`.
-        if value is None or value is False:
+        if value is None or value is False or value == WITHOUT_EFFECT.get(name, ...):
             continue
         reason = REFUSED.get(name)
         if reason:
@@ -115,7 +123,11 @@ def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[st
             _check_characters(limits, facts, name, len(prompt))
             yield prompt
         elif isinstance(prompt, list) and _are_ids(prompt):
-            refuse_above(facts.max_tokens, len(prompt), f"'{name}' has", "tokens")
+            if 0 < facts.max_tokens < len(prompt):
+                raise FieldError(
+                    name,
+                    f"'{name}' has {len(prompt)} tokens; {context_length(facts.max_tokens)}",
+                )
             check_prompt_ids(name, prompt, facts)
         else:
             raise FieldError(name, f"'{name}' must be a text, token ids, or a list of them")
@@ -131,8 +143,8 @@ def _check_characters(limits: Limits, facts: Facts, name: str, characters: int) 
     if 0 < most < characters:
         raise FieldError(
             name,
-            f"'{name}' has {characters} characters, too many for this model's maximum of "
-            f"{facts.max_tokens} tokens; it takes at most {most}",
+            f"'{name}' has {characters} characters; {context_length(facts.max_tokens)}, "
+            f"so it takes at most {most} characters",
         )
 
 

@@ -8,7 +8,7 @@ refused until somebody has read what it does and has added it here: to one of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +37,8 @@ class Route:
 
 # These say who asks or how the client is billed. They reach no tokenizer, file or network.
 _LABELS = {
-    "metadata", "model", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store", "user", "verbosity",
+    "metadata", "model", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "store", "user", "verbosity",
 }  # fmt: skip
 _SCHEDULING = {"cache_salt", "priority"}
 _SAMPLING = {
@@ -69,7 +69,8 @@ _CHAT = {
 }  # fmt: skip
 _RESPONSES = {
     "chat_template_kwargs", "include", "include_reasoning", "input", "instructions",
-    "max_output_tokens", "max_tool_calls", "reasoning", "text", "top_logprobs", "truncation",
+    "max_output_tokens", "max_tool_calls", "reasoning", "stream_options", "text", "top_logprobs",
+    "truncation",
 }  # fmt: skip
 _MESSAGES = {
     "cache_salt", "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p",
@@ -170,6 +171,14 @@ ROUTES: dict[str, Route] = {
     ),
     "/detokenize": _post(("tokens",), classes=("DetokenizeRequest",), prompts=("tokens",)),
 }
+
+WITHOUT_EFFECT: dict[str, Any] = {
+    "best_of": 1,
+    "modalities": ["text"],
+    # LiteLLM sends it with each rerank.
+    "return_documents": True,
+}
+"""Fields that vLLM does not have, each with the value that asks for what vLLM does."""
 
 REFUSED: dict[str, str] = {
     "background": "no response is kept",

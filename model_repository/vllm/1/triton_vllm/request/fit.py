@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.base.limits import TOKEN_IDS
+from triton_vllm.base.limits import TOKEN_IDS, context_length
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling.embedding import EmbedRequest
 
@@ -58,8 +58,7 @@ def _check_ids_of_prompt(ids: tuple[int, ...] | None, facts: Facts) -> None:
         return
     if 0 < facts.max_tokens < len(ids):
         raise InvalidRequestError(
-            f"the prompt has {len(ids)} tokens, "
-            f"more than this model's maximum of {facts.max_tokens}"
+            f"the prompt has {len(ids)} tokens; {context_length(facts.max_tokens)}"
         )
     check_prompt_ids("the prompt", ids, facts)
 
@@ -69,9 +68,8 @@ def _check_length(characters: int, facts: Facts, limits: Limits) -> None:
     most = facts.max_tokens * limits.max_characters_per_token
     if 0 < most < characters:
         raise InvalidRequestError(
-            f"the prompt has {characters} characters, "
-            f"too many for this model's maximum of {facts.max_tokens} tokens; "
-            f"it takes at most {most}"
+            f"the prompt has {characters} characters; {context_length(facts.max_tokens)}, "
+            f"so it takes at most {most} characters"
         )
 
 
