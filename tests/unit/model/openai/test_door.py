@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.openai import door
+from triton_vllm.openai.body import SHORT
 from triton_vllm.openai.door import Door
 from triton_vllm.openai.fields import ROUTES
 from triton_vllm.openai.seam import REQUEST
@@ -75,7 +77,9 @@ class Client:
         self.openai_requests = requests
         self.door = Door(rules, key, lambda *args: self.log.append(args), shared=shared)
         llm: Any = object()
-        self.door.app, self.door.llm = self.app, llm
+        self.adapters: list[str] = []
+        application: Any = SimpleNamespace(app=self.app, add_adapter=self.adapters.append)
+        self.door.application, self.door.llm = application, llm
 
     async def adapter(self, llm, name):
         return SimpleNamespace(request=name) if name == "sql" else None
@@ -161,7 +165,7 @@ async def test_other_methods_are_refused(method):
 async def test_health_is_that_of_the_engine():
     """It needs no key, and no application."""
     client = Client(key="secret")
-    client.door.app = None
+    client.door.application = None
     assert await client.ask("/health", method="GET") == (200, b"")
     client.up = False
     assert await client.ask("/health", method="GET") == (503, b"")
@@ -234,11 +238,9 @@ async def test_a_constraint_is_tried_before_the_response_starts():
 async def test_an_adapter_is_known_before_the_application_reads_its_name():
     """By the name that the request has for its model."""
     client = Client()
-    names: list[str] = []
-    client.door.know = names.append
     await client.ask(body={"prompt": "x", "model": "sql"})
     await client.ask(body={"prompt": "x", "model": "other"})
-    assert names == ["sql"]
+    assert client.adapters == ["sql"]
     assert [request.adapter and request.adapter.request for _, _, request in client.app.got] == ["sql", None]
 
 
@@ -388,6 +390,68 @@ async def test_a_client_that_has_gone_gets_no_answer():
     await client.door(scope, receive, send)
     assert client.app.got == []
     assert client.openai_requests.is_empty()
+
+
+LONG = json.dumps({"prompt": "x"}).encode() + b" " * SHORT
+CONSTRAINED = json.dumps({"prompt": "x", "structured_outputs": {"regex": "a+"}}).encode()
+
+
+@pytest.mark.parametrize("body", [LONG, CONSTRAINED])
+async def test_a_client_that_leaves_stops_the_checks_of_its_request(body):
+    """Its place is free at once."""
+    client = Client()
+    checking, left = asyncio.Event(), asyncio.Event()
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+    stopped: list[bool] = []
+
+    async def receive():
+        if waiting:
+            return waiting.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def slow(*args):
+        checking.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(True)
+
+    async def send(message):
+        raise AssertionError(message)
+
+    client.prompter.check_text = client.prompter.try_constraint = slow
+    scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
+    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    await checking.wait()
+    assert client.openai_requests.weight == 1
+    left.set()
+    await asyncio.wait_for(answering, 5)
+    assert stopped == [True]
+    assert client.app.got == []
+    assert client.openai_requests.is_empty()
+
+
+async def test_the_body_is_gone_once_the_application_has_it():
+    """An answer may be streamed for an hour."""
+    client = Client()
+    body = LONG + b" "
+    alone = sys.getrefcount(body)
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+    counts: list[int] = []
+
+    async def receive():
+        return waiting.pop()
+
+    async def app(scope, receive, send):
+        read = await receive()
+        counts.append(sys.getrefcount(body))
+        del read
+        counts.append(sys.getrefcount(body))
+
+    client.door.application.app = app
+    await client.door({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, None)
+    assert counts == [alone + 1, alone]
 
 
 async def test_other_kinds_of_connections_are_not_answered():

@@ -48,11 +48,13 @@ class Content:
     """What is left to check when the engine can be asked.
 
     Attributes:
+        model: the model's name. Its type is not checked.
         constraint: the constraint to try, or None.
         texts: the texts that vLLM will tokenize.
         messages: the messages that have media.
     """
 
+    model: Any = None
     constraint: Constraint | None = None
     texts: tuple[str, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -87,7 +89,7 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         refuse_above(facts.vocabulary, len(bias), "'logit_bias' has", "entries")
     if "chat_template_kwargs" in body:
         _template_kwargs(limits, body["chat_template_kwargs"])
-    return Content(_constraint(limits, body), tuple(texts), media)
+    return Content(body.get("model"), _constraint(limits, body), tuple(texts), media)
 
 
 def _check_fields(route: Route, body: Mapping[str, Any]) -> None:

@@ -106,15 +106,16 @@ class Server:
         """
         seam: Any = Seam(llm, self._rules)
         if self._application is None:
-            self._application = vllm_api.build_application(seam, self._plan.args, tasks)
+            self._application = vllm_api.build_application(
+                self._rules.vllm, seam, self._plan.args, tasks
+            )
             # vLLM's handlers end the server of a dead engine. This one waits for the next engine.
             self._application.app.state.server = SimpleNamespace(should_exit=False)
         await self._application.use(seam, tasks)
         for name in self._rules.adapters.listed:
-            self._know(name)
+            self._application.add_adapter(name)
         self._door.llm = llm
-        self._door.know = self._know
-        self._door.app = self._application.app
+        self._door.application = self._application
         if self._serving is None:
             await self._open()
 
@@ -132,11 +133,6 @@ class Server:
         await asyncio.wait({self._serving}, timeout=2 * CLOSE_S)
         for connection in [*self._server.server_state.connections]:
             connection.transport.abort()
-
-    def _know(self, name: str) -> None:
-        if self._application is not None:
-            # The seam replaces it by the adapter itself. So its number and its path mean nothing.
-            self._application.know(self._rules.vllm.LoRARequest(name, 1, name))
 
     async def _open(self) -> None:
         import uvicorn
