@@ -89,10 +89,11 @@ class Trials:
         if constraint in self._passed or not vllm_api.compiles_with_xgrammar(llm):
             return
         await self._slots.acquire()
-        attempt = asyncio.ensure_future(self._attempt_in_slot(llm, constraint))
+        self._begin()
+        attempt = asyncio.ensure_future(self._attempt(llm, constraint))
         # A request that is cancelled does not stop its worker, which then still needs the slot.
         # Clients that leave would otherwise have any number of constraints tried at once.
-        attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
+        attempt.add_done_callback(self._finish)
         answer = await asyncio.shield(attempt)
         where = f"structured_outputs.{constraint.name}"
         if answer is None:
@@ -112,14 +113,6 @@ class Trials:
     async def _goes_to_guidance(self, llm: EngineClient, constraint: Constraint) -> bool:
         """Return whether vLLM uses guidance for this constraint, even if xgrammar could read it."""
         return constraint.kind == "lark" and await vllm_api.has_tekken(llm)
-
-    async def _attempt_in_slot(self, llm: EngineClient, constraint: Constraint) -> str | None:
-        self._begin()
-        try:
-            return await self._attempt(llm, constraint)
-        finally:
-            self._finish()
-            self._slots.release()
 
     async def _attempt(self, llm: EngineClient, constraint: Constraint) -> str | None:
         """Return what ``Worker.attempt`` returns; an empty string if there can be no worker."""
@@ -141,7 +134,11 @@ class Trials:
         if self._ending is not None:
             self._ending.cancel()
 
-    def _finish(self) -> None:
+    def _finish(self, attempt: asyncio.Future[str | None]) -> None:
+        # If its request was cancelled, nothing else reads the exception.
+        if not attempt.cancelled():
+            attempt.exception()
+        self._slots.release()
         self._under_way -= 1
         if not self._under_way:
             self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_worker)
