@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import closest, shown
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.base.limits import refuse_above
+from triton_vllm.base.limits import TOKEN_IDS, refuse_above
 from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.media.checks import KINDS, check_parts
 from triton_vllm.media.checks import REFUSED as REFUSED_PARTS
 from triton_vllm.openai.fields import REFUSED
+from triton_vllm.openai.items import check_forms, count_values
 from triton_vllm.openai.refusal import FieldError
 from triton_vllm.request.fit import check_prompt_ids
 from triton_vllm.request.sampling import response_format
@@ -36,6 +37,15 @@ _TAKEN = (
     "only texts, tool calls and their results are. "
     "Messages of chat completions may have pictures, audio and video"
 )
+MOST_CHARACTERS = 1024
+"""The most characters of the model's name."""
+MOST_VALUES = 1024
+"""The most JSON values of a field that is not among those below, a prompt, or a conversation."""
+# Each has checks of its own.
+_LARGE = frozenset({
+    "chat_template_kwargs", "output_config", "response_format", "structured_outputs", "text",
+    "tools",
+})  # fmt: skip
 _ITEMS = frozenset({"function_call", "function_call_output", "message", "reasoning"})
 _CONSTRAINT = frozenset({
     "choice", "disable_additional_properties", "disable_any_whitespace", "disable_fallback",
@@ -73,6 +83,7 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         AdapterError: something in the body is refused. The text names the field.
     """
     _check_fields(route, body)
+    _check_amounts(route, body)
     texts = [
         text
         for name in route.prompts
@@ -105,6 +116,28 @@ def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
         raise FieldError(
             name, f"unknown field '{shown(name)}'{closest(name, sorted(route.fields))}"
         )
+
+
+def _check_amounts(route: Route, body: Mapping[str, Any]) -> None:
+    """Bound what vLLM would look at value by value, and answer with an error for each."""
+    # vLLM has the name in its answer.
+    if isinstance(body.get("model"), str):
+        refuse_above(MOST_CHARACTERS, len(body["model"]), "'model' has", "characters")
+    for name, value in body.items():
+        if name == "logit_bias":
+            numbers = value.values() if isinstance(value, dict) else ()
+            what = "an object with numbers"
+        elif name in TOKEN_IDS:
+            numbers = value if isinstance(value, list) else ()
+            what = "a list of token ids"
+        elif name in _LARGE or name in route.prompts or name in route.conversation:
+            continue
+        else:
+            count = count_values(value, MOST_VALUES)
+            refuse_above(MOST_VALUES, count, f"'{shown(name)}' has", "values or more")
+            continue
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise FieldError(name, f"'{name}' must be {what}")
 
 
 def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[str]:
@@ -172,6 +205,7 @@ def _conversation(
         texts = _Texts(limits)
         for number, item in enumerate(body["input"]):
             _item(item, f"input[{number}]", texts)
+        check_forms(body["input"])
     # 3) The rest
     _check_tools(limits, body.get("tools") or [])
     # The arguments of a template may be texts, too.

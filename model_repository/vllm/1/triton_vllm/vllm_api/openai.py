@@ -44,6 +44,10 @@ SERVER_PLACES: Mapping[str, tuple[str, ...]] = {
     ),
     "FlexibleArgumentParser": ("vllm.utils.argparse_utils", "vllm.utils"),
     "InputStreamError": ("vllm.v1.engine.async_llm",),
+    "ResponsesRequest": (
+        "vllm.entrypoints.openai.responses.protocol",
+        "vllm.entrypoints.openai.protocol",
+    ),
 }
 """Names of vLLM's server, and the modules that may contain them."""
 
@@ -188,6 +192,14 @@ def ends_generate(vllm: Vllm, error: AdapterError) -> Exception:
     except OpenAiError:
         return raised
     return wrapped
+
+
+def completes_items() -> bool:
+    """Return whether vLLM adds the ids and states that items of a response's input lack."""
+    try:
+        return hasattr(_find("ResponsesRequest"), "input_item_parsing")
+    except OpenAiError:
+        return False
 
 
 def status_of(error: AdapterError) -> HTTPStatus:
