@@ -26,6 +26,7 @@ class Protocol:
         self.pipeline: list[Any] = []
         self.cycle: Any = None
         self.begun = 0
+        self.refused = ""
 
     def connection_made(self, transport):
         self.transport = transport
@@ -42,13 +43,17 @@ class Protocol:
 
     def on_headers_complete(self):
         self.begun += 1
-        self.cycle = SimpleNamespace(response_complete=False)
+        self.cycle = SimpleNamespace(response_started=False, response_complete=False)
 
     def on_body(self, body):
         pass
 
     def on_message_complete(self):
         pass
+
+    def send_400_response(self, text):
+        self.refused = text
+        self.transport.close()
 
     def pause_writing(self):
         pass
@@ -66,8 +71,16 @@ class Transport:
 
     aborted = False
 
+    closed = False
+
     def abort(self):
         self.aborted = True
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
 
 
 def connect(connections=None, most=None):
@@ -97,14 +110,28 @@ async def test_what_is_no_body_is_bounded():
     """Of a request; a body of any length is not."""
     client = connect()
     client.data_received(b"h" * MOST_OVERHEAD)
-    assert not client.transport.aborted
+    assert not client.refused
     client.data_received(b"h")
-    assert client.transport.aborted
+    assert client.refused == f"more than {MOST_OVERHEAD} bytes of the request are not its body"
+    assert client.transport.closed
+    client.data_received(b"h")  # while the answer is written
     client = connect()
     client.data_received(b"head")
     for _ in range(100):
         client.data_received(b"b" * MOST_OVERHEAD)
-    assert not client.transport.aborted
+    assert not client.refused
+    client.connection_lost(None)
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_a_refusal_does_not_go_into_another_answer(is_complete):
+    """The client sends the next request while it reads the answer to the first."""
+    client = connect()
+    client.data_received(b"head")
+    client.cycle.response_started, client.cycle.response_complete = True, is_complete
+    client.overhead = MOST_OVERHEAD + 1
+    client.data_received(b"")
+    assert (bool(client.refused), client.transport.aborted) == (is_complete, not is_complete)
     client.connection_lost(None)
 
 

@@ -53,6 +53,7 @@ class Bounds:
     limit_concurrency: int | None
     loop: Any
     pipeline: Any
+    send_400_response: Any
     transport: Any
 
     def connection_made(self, transport: Any) -> None:
@@ -76,8 +77,8 @@ class Bounds:
         if self.head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._await_head()
         super().data_received(data)  # type: ignore[misc]
-        if self.overhead > MOST_OVERHEAD:
-            self.transport.abort()
+        if self.overhead > MOST_OVERHEAD and not self.transport.is_closing():
+            self._refuse_overhead()
 
     def pause_writing(self) -> None:
         """See ``asyncio.Protocol``."""
@@ -107,6 +108,15 @@ class Bounds:
         """Called by the parser after the body."""
         super().on_message_complete()  # type: ignore[misc]
         self.overhead = 0
+
+    def _refuse_overhead(self) -> None:
+        cycle = self.cycle
+        # The answer to an earlier request may be half written.
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.abort()
+            return
+        # This closes the connection, too.
+        self.send_400_response(f"more than {MOST_OVERHEAD} bytes of the request are not its body")
 
     def _reads(self) -> None:
         if self.stall_timer is not None:
