@@ -1,6 +1,6 @@
-"""Hostile HTTP requests for the OpenAI port, as data: the corpus of Triton's requests in this protocol's words, and the port's own.
+"""Hostile HTTP requests for the OpenAI port, as data.
 
-They are for a model of texts with 256 positions.
+They are the corpus of Triton's requests in this protocol's words, and those that only the port can get. They are for a model of texts with 256 positions.
 """
 
 from __future__ import annotations
@@ -141,46 +141,65 @@ PICTURES += [
     ask(
         "a picture in a message",
         MESSAGES,
-        {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x/"}}]}]},
+        {
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x/"}}]}],
+        },
         "'image' are not taken",
     ),
     ask(
         "17 large pictures",
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": data_url(png(30_000, 30_000))}] * 17}]},
-        "pictures",
+        "30000 x 30000 has",
     ),
-]  # fmt: skip
+]
 STREAMED_RESPONSES = [
     ask(f"a streamed response: {name}", RESPONSES, {**STREAMED, **fields}, says)
     for name, fields, says in (
         ("a wrong regex", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ("a deep regex", {"structured_outputs": {"regex": "(" * 40 + ")" * 40}}, "structured_outputs.regex"),
-        ("a slow regex", {"structured_outputs": {"regex": ".?" * 64}}, "structured_outputs.regex"),
-        ("a wrong schema", {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}}, "structured_outputs.json"),
+        (
+            "a wrong schema",
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}},
+            "structured_outputs.json",
+        ),
         ("a bias beyond", {"logit_bias": {"200000": 1}}, "logit_bias"),
         ("a temperature of -1", {"temperature": -1}, "temperature"),
         ("a top_p of 5", {"top_p": 5}, "top_p"),
         ("a priority", {"priority": 2**70}, "the body holds an integer"),
-        ("log probabilities", {"top_logprobs": 500}, "top_logprobs"),
+        ("log probabilities", {"top_logprobs": 500, "include": ["message.output_text.logprobs"]}, "logprobs"),
         ("an unknown field", {"best": 1}, "unknown field 'best'"),
         ("stored", {"previous_response_id": "resp_1"}, "'previous_response_id' is not taken"),
         ("a prompt", {"prompt": {"id": "x"}}, "'prompt'"),
-        ("another server's tool", {"tools": [{"type": "mcp", "server_url": "http://127.0.0.1:1"}]}, "tools must be a list of functions"),
+        (
+            "another server's tool",
+            {"tools": [{"type": "mcp", "server_url": "http://127.0.0.1:1"}]},
+            "tools must be a list of functions",
+        ),
         ("17 odd items", {"input": [{"role": 5}] * 17}, "input[16]"),
         ("4096 odd items", {"input": [{"role": 5}] * 4096}, "input[16]"),
         ("4096 odd calls", {"input": [{"type": "function_call"}] * 4096}, "input[16]"),
         ("an item of 4000 odd parts", {"input": [{"role": "user", "content": [{"type": "input_text"}] * 4000}]}, "values"),
-        ("100,000 annotations", {"input": [{**TAKEN[4], "content": [{"type": "output_text", "text": "a", "annotations": [5] * 100_000}]}]}, "values"),
+        (
+            "100,000 annotations",
+            {"input": [{**TAKEN[4], "content": [{"type": "output_text", "text": "a", "annotations": [5] * 100_000}]}]},
+            "values",
+        ),
         ("4097 items", {"input": [TAKEN[0]] * 4097}, "input has 4097 entries"),
         ("200,000 includes", {"include": ["x"] * 200_000}, "'include' has"),
         ("100,000 labels", {"metadata": {str(i): 1 for i in range(100_000)}}, "'metadata' has"),
     )
-]  # fmt: skip
+]
 AMOUNTS = [
     ask("n of 129", TEXT, {**SHORT, "n": 129}, "n must be smaller"),
     ask("n of 2^31", TEXT, {**SHORT, "n": 2**31}, "n must be"),
-    ask("n of 128 with 20 log probabilities", TEXT, {**SHORT, "n": 128, "logprobs": 20, "max_tokens": 2000}, "log probabilities"),
+    ask(
+        "n of 128 with 20 log probabilities",
+        TEXT,
+        {**SHORT, "n": 128, "logprobs": 20, "max_tokens": 200, "prompt": ["x"] * 3},
+        "are for all prompts",
+    ),
     ask("256 prompts with n of 128", TEXT, {"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}, "completions or inputs"),
     ask("257 prompts", TEXT, {"prompt": ["x"] * 257, "max_tokens": 1}, "'prompt' has 257 entries"),
     ask("log probabilities of all", TEXT, {**SHORT, "logprobs": 10**6}, "logprobs"),
@@ -192,41 +211,66 @@ AMOUNTS = [
     ask("65 stop strings", TEXT, {**SHORT, "stop": ["x"] * 65}, "stop"),
     ask("65 stop sequences", MESSAGES, {**HELLO, "stop_sequences": ["x"] * 65}, "stop"),
     ask("a stop string of 1 MB", TEXT, {**SHORT, "stop": "y" * MB}, "stop"),
-    ask("200,000 allowed tokens", TEXT, {**SHORT, "allowed_token_ids": [1] * 200_000, "n": 20}, "token ids"),
+    ask("200,000 allowed tokens", TEXT, {**SHORT, "allowed_token_ids": [1] * 200_000, "n": 20}, may_pass=True),
     ask("allowed tokens that are texts", TEXT, {**SHORT, "allowed_token_ids": ["x"] * 200_000}, "'allowed_token_ids' must be"),
     ask("200,000 bad words", TEXT, {**SHORT, "bad_words": ["x"] * 200_000}, "'bad_words' has"),
     ask("a model's name of 7 MB", TEXT, {**SHORT, "model": "x" * 7 * MB}, "'model' has"),
     ask("a thousand fields", TEXT, {**SHORT, **{f"x{i}": 1 for i in range(1000)}}, "unknown field 'x0'"),
     ask("a salt of 7 MB", TEXT, {**SHORT, "cache_salt": "x" * 7 * MB}, "cache_salt"),
     ask("300,000 values", TEXT, {**SHORT, "user": [1] * 300_000}, "the body has"),
+    ask("4,000 parts without a type", CHAT, {"messages": [{"role": "user", "content": [{"x": 1}] * 4000}]}, may_pass=True),
     ask("beams", TEXT, {**SHORT, "use_beam_search": True, "n": 50}, "'use_beam_search' is not taken"),
     ask("two million ids to read", "/detokenize", {"tokens": [1] * 2_000_000}, "the body has"),
     ask("ids beyond the vocabulary", "/detokenize", {"tokens": [10**9]}, "token id 1000000000"),
-    ask("ids below zero", "/detokenize", {"tokens": [-1]}, "'tokens'"),
-    ask("a repetition of 10^9", TEXT, {**SHORT, "repetition_detection": {"max_pattern_size": 10**9, "min_count": 1}}, "repetition_detection", may_pass=True),
-    ask("a stream's interval of 10^9", TEXT, {**SHORT, "stream": True, "stream_interval": 10**9}, "stream_interval", may_pass=True),
+    ask("ids below zero", "/detokenize", {"tokens": [-1]}, "tokens: token id -1 is negative"),
+    ask(
+        "a repetition of 10^9",
+        TEXT,
+        {**SHORT, "repetition_detection": {"max_pattern_size": 10**9, "min_count": 2}},
+        "repetition_detection",
+        may_pass=True,
+    ),
+    ask(
+        "a stream's interval of 10^9", TEXT, {**SHORT, "stream": True, "stream_interval": 10**9}, "stream_interval", may_pass=True
+    ),
     ask("a prompt to cut to 2^62", TEXT, {**SHORT, "truncate_prompt_tokens": 2**62}, "truncate_prompt_tokens"),
-]  # fmt: skip
+]
 CONSTRAINTS = [
     ask(f"a constraint: {name}", CHAT, {**HELLO, **fields}, says, **more)
     for name, fields, says, more in (
-        ("a schema in a loop", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": LOOP}}}, "", {"may_pass": True}),
-        ("a pattern of letters", {"structured_outputs": {"json": {"type": "string", "pattern": r"\p{L}+"}}}, "", {"may_pass": True}),
+        (
+            "a schema in a loop",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": LOOP}}},
+            "",
+            {"may_pass": True},
+        ),
+        (
+            "a pattern of letters",
+            {"structured_outputs": {"json": {"type": "string", "pattern": r"\p{L}+"}}},
+            "",
+            {"may_pass": True},
+        ),
         ("letters", {"structured_outputs": {"regex": r"\p{L}+"}}, "", {"may_pass": True}),
         ("a regex that explodes", {"structured_outputs": {"regex": "((a{100}){100}){100}"}}, "repetitions written out", {}),
         ("a grammar in a loop", {"structured_outputs": {"grammar": "root ::= root"}}, "", {"may_pass": True}),
-        ("64 optional characters", {"structured_outputs": {"regex": ".?" * 64}}, "to compile", {}),
+        ("64 optional characters", {"structured_outputs": {"regex": ".?" * 64}}, "", {"may_pass": True}),
+        ("a schema of 2^70", {"structured_outputs": {"json": '{"enum": [1180591620717411303424]}'}}, "more than 64 bits", {}),
         ("two of them", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured", {}),
         ("another backend", {"structured_outputs": {"regex": "a", "_backend": "x"}}, "structured_outputs must be", {}),
         ("guided_regex", {"guided_regex": "a"}, "unknown field 'guided_regex'", {}),
         ("a format that is none", {"response_format": {"type": "x"}}, "response_format", {}),
-        ("a format of a structural tag", {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}}, "", {"may_pass": True}),
+        (
+            "a format of a structural tag",
+            {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
+            "",
+            {"may_pass": True},
+        ),
     )
-]  # fmt: skip
+]
 CONSTRAINTS += [
     called("a tool in a loop", [tool(LOOP)], may_pass=True),
-    called("a tool with a regex that explodes", [tool({"type": "string", "pattern": "((a{100}){100}){100}"})], "repetitions"),
-    called("a tool of letters", [tool({"type": "string", "pattern": r"\p{L}+"})], may_pass=True),
+    called("a tool with a regex that explodes", [tool({"type": "string", "pattern": "((a{100}){100}){100}"})], may_pass=True),
+    called("a tool of letters", [tool({"type": "string", "pattern": r"\p{L}+"})], "structured_outputs"),
     called("a tool of a wrong type", [tool({"type": 5})], "structured_outputs"),
     called("a tool that is a text", ["x"], "tools must be"),
     called("a tool without a name", [{"type": "function", "function": {}}], "tools"),
@@ -259,8 +303,13 @@ NOT_JSON = [
     ask("gzip", TEXT, SHORT, "Content-Encoding", headers={**JSON_TYPE, "Content-Encoding": "gzip"}, status=415),
 ]
 OF_THE_PORT = [
-    *FROM_THE_ISSUE, *PICTURES, *STREAMED_RESPONSES, *AMOUNTS, *CONSTRAINTS, *NOT_JSON,
-]  # fmt: skip
+    *FROM_THE_ISSUE,
+    *PICTURES,
+    *STREAMED_RESPONSES,
+    *AMOUNTS,
+    *CONSTRAINTS,
+    *NOT_JSON,
+]
 """What only this protocol has, or says in another way."""
 SHOTS = [*OF_THE_PORT, *map(translated, CORPUS)]
 
@@ -292,20 +341,40 @@ _LENGTH = f"Content-Length: {len(_BODY)}"
 BYTES = [
     Bytes("no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 50, frozenset({400})),
     Bytes("a line without an end", b"GET /" + b"a" * 200_000, frozenset({400})),
-    Bytes("headers of 10 MB", b"GET /health HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (i, b"a" * 1000) for i in range(10_000)), frozenset({400})),
+    Bytes(
+        "headers of 10 MB",
+        b"GET /health HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (i, b"a" * 1000) for i in range(10_000)),
+        frozenset({400}),
+    ),
     Bytes("one header of 1 MB", head("GET", "/health", "x: " + "a" * MB), frozenset({400})),
     Bytes("20,000 short headers", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n", frozenset({400})),
     Bytes("1,000 requests at once", head("GET", "/health") * 1000, frozenset({200, 400})),
-    Bytes("16 requests at once", (head("POST", TEXT, _LENGTH) + _BODY) * 16 + head("GET", "/health", "Connection: close"), frozenset({200})),
+    Bytes(
+        "16 requests at once",
+        (head("POST", TEXT, _LENGTH) + _BODY) * 16 + head("GET", "/health", "Connection: close"),
+        frozenset({200}),
+    ),
     Bytes("two lengths", head("POST", TEXT, _LENGTH, "Content-Length: 5") + _BODY, frozenset({400})),
     Bytes("a length and chunks", head("POST", TEXT, _LENGTH, "Transfer-Encoding: chunked") + b"0\r\n\r\n", frozenset({400})),
     Bytes("a length below zero", head("POST", TEXT, "Content-Length: -5") + _BODY, frozenset({400})),
     Bytes("a length of 10^18", head("POST", TEXT, "Content-Length: 1000000000000000000"), frozenset({413})),
     Bytes("a length of 10^30", head("POST", TEXT, "Content-Length: 1" + "0" * 30), frozenset({400})),
     Bytes("a wrong chunk", head("POST", TEXT, "Transfer-Encoding: chunked") + b"zz\r\nabc", frozenset({400})),
-    Bytes("chunks of one byte", head("POST", TEXT, "Transfer-Encoding: chunked", "Connection: close") + b"".join(b"1\r\n%c\r\n" % c for c in _BODY) + b"0\r\n\r\n", frozenset({200})),
-    Bytes("100,000 chunks of one byte", head("POST", TEXT, "Transfer-Encoding: chunked") + b"1\r\n \r\n" * 100_000, frozenset({400})),
-    Bytes("an upgrade", head("GET", "/v1/realtime", "Connection: upgrade, close", "Upgrade: websocket", "Sec-WebSocket-Version: 13"), frozenset({404})),
+    Bytes(
+        "chunks of one byte",
+        head("POST", TEXT, "Transfer-Encoding: chunked", "Connection: close")
+        + b"".join(b"1\r\n%c\r\n" % c for c in _BODY)
+        + b"0\r\n\r\n",
+        frozenset({200}),
+    ),
+    Bytes(
+        "100,000 chunks of one byte", head("POST", TEXT, "Transfer-Encoding: chunked") + b"1\r\n \r\n" * 100_000, frozenset({400})
+    ),
+    Bytes(
+        "an upgrade",
+        head("GET", "/v1/realtime", "Connection: upgrade, close", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
+        frozenset({404}),
+    ),
     Bytes("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", frozenset({400})),
     Bytes("HTTP/9.9", b"GET /health HTTP/9.9\r\n\r\n", frozenset({400})),
     Bytes("a method that is none", b"FETCH /health HTTP/1.1\r\n\r\n", frozenset({400})),
@@ -315,5 +384,5 @@ BYTES = [
     Bytes("half a request", head("POST", TEXT, _LENGTH) + _BODY[:5], shuts=True),
     Bytes("half a head", b"POST /v1/completions HTTP/1.1\r\nHo", shuts=True),
     Bytes("a request, and no more", head("POST", TEXT, _LENGTH) + _BODY, shuts=True),
-]  # fmt: skip
+]
 """What no HTTP library would send."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ class Neighbour:
         """Return the longest wait that was not over at ``since``, and had begun at ``until``; the last one must be over."""
         wait_for(lambda: self._times[-1] > until or not self._thread.is_alive(), "a neighbour's next event")
         times = [*self._times]
-        return max(b - a for a, b in zip(times, times[1:], strict=False) if b > since and a < until)
+        return max(b - a for a, b in itertools.pairwise(times) if b > since and a < until)
 
     def _note(self) -> None:
         self._times.append(now())

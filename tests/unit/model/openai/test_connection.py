@@ -14,15 +14,14 @@ import pytest
 
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.openai import connection
-from triton_vllm.openai.connection import MOST_OVERHEAD, MOST_REFUSED, MOST_WAITING, Bounds
+from triton_vllm.openai.connection import MOST_OVERHEAD, MOST_WAITING, Bounds
 
 
 class Protocol:
     """In place of uvicorn's: what is in `heads` ends a head, and the rest is body."""
 
-    def __init__(self, connections, most):
+    def __init__(self):
         self.loop = asyncio.get_running_loop()
-        self.connections, self.limit_concurrency = connections, most
         self.pipeline: list[Any] = []
         self.cycle: Any = None
         self.begun = 0
@@ -30,10 +29,9 @@ class Protocol:
 
     def connection_made(self, transport):
         self.transport = transport
-        self.connections.add(self)
 
     def connection_lost(self, exc):
-        self.connections.discard(self)
+        pass
 
     def data_received(self, data):
         if data == b"head":
@@ -83,9 +81,9 @@ class Transport:
         return self.closed
 
 
-def connect(connections=None, most=None):
+def connect():
     """Return a new connection."""
-    made = Bounded(set() if connections is None else connections, most)
+    made = Bounded()
     made.connection_made(Transport())
     return made
 
@@ -162,16 +160,3 @@ def test_uvicorn_without_its_fast_protocol_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
     with pytest.raises(ConfigError, match="OPENAI_PORT: uvicorn with httptools"):
         connection.bounded()
-
-
-async def test_connections_above_the_limit_are_closed():
-    """uvicorn answers 503 to those that have sent a head, and keeps all others until then."""
-    connections: set[Any] = set()
-    clients = [connect(connections, most=3) for _ in range(3 + MOST_REFUSED)]
-    last = connect(connections, most=3)
-    assert [client for client in [*clients, last] if client.transport.aborted] == [last]
-    assert last.head_timer is None
-    for client in clients:
-        client.connection_lost(None)
-    # A uvicorn without a limit.
-    assert not connect({*range(5000)}).transport.aborted

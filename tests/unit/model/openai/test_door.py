@@ -23,7 +23,13 @@ from triton_vllm.openai.seam import REQUEST
 from triton_vllm.vllm_api import Facts
 
 TEXT = "/v1/completions"
-VLLM: Any = SimpleNamespace(refusals=(), busy_errors=(), client_errors=(ValueError,))
+
+
+class RefusalError(Exception):
+    """vLLM's exception for a wrong request."""
+
+
+VLLM: Any = SimpleNamespace(refusals=(RefusalError,), busy_errors=(), client_errors=(ValueError,))
 
 
 class Gate:
@@ -71,15 +77,21 @@ class Client:
         runner = SimpleNamespace(openai_requests=requests, is_up=lambda: self.up)
         self.gate, self.app = Gate(), App()
         rules: Any = SimpleNamespace(
-            gate=self.gate, runner=runner, facts=Facts(max_tokens=100), limits=USUAL, prompter=Prompter(), adapter=self.adapter
+            vllm=VLLM,
+            gate=self.gate,
+            runner=runner,
+            facts=Facts(max_tokens=100),
+            limits=USUAL,
+            prompter=Prompter(),
+            adapter=self.adapter,
         )
         self.prompter = rules.prompter
         self.openai_requests = requests
         self.door = Door(rules, key, lambda *args: self.log.append(args), shared=shared)
         llm: Any = object()
         self.adapters: list[str] = []
-        application: Any = SimpleNamespace(app=self.app, add_adapter=self.adapters.append)
-        self.door.application, self.door.llm = application, llm
+        self.application: Any = SimpleNamespace(app=self.app, add_adapter=self.adapters.append)
+        self.door.application, self.door.llm = self.application, llm
 
     async def adapter(self, llm, name):
         return SimpleNamespace(request=name) if name == "sql" else None
@@ -276,6 +288,42 @@ async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):
     assert client.openai_requests.is_empty()
 
 
+async def test_a_refusal_after_the_start_of_a_stream_is_an_event():
+    """vLLM asks the engine for a response only after the stream has begun, and answers no exception then."""
+    for error, status, said in ((RefusalError("logit_bias"), 400, "logit_bias"), (RuntimeError("/secret"), 500, "server's log")):
+        client = Client()
+        got: list[Any] = []
+
+        async def app(scope, receive, send, error=error):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            raise error
+
+        async def send(message, got=got):
+            if got and message["type"] == "http.response.start":
+                raise RuntimeError("a second start")  # as uvicorn does
+            got.append(message)
+
+        async def receive():
+            return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
+
+        client.application.app = app
+        await client.door({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, send)
+        name, data, end = got[-1]["body"].decode().split("\n", 2)
+        assert (name, end) == ("event: error", "\n")
+        answer = json.loads(data.removeprefix("data: "))["error"]
+        assert answer["code"] == status
+        assert said in answer["message"]
+        assert "secret" not in answer["message"]
+        assert bool(client.log) == (status == 500)
+
+
+async def test_a_long_name_is_cut_in_the_answer():
+    """It is named twice."""
+    status, body = await Client().ask(body={"x" * 1_000_000: 1})
+    assert status == 400
+    assert len(body) < 500
+
+
 @pytest.mark.parametrize(("encoding", "expected"), [(b"gzip", 415), (b"br", 415), (b"Identity", 200)])
 async def test_an_encoded_body_is_refused(encoding, expected):
     """A small one may be a huge one when it is unpacked."""
@@ -449,7 +497,7 @@ async def test_the_body_is_gone_once_the_application_has_it():
         del read
         counts.append(sys.getrefcount(body))
 
-    client.door.application.app = app
+    client.application.app = app
     await client.door({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, None)
     assert counts == [alone + 1, alone]
 

@@ -48,9 +48,7 @@ class Bounds:
     head_timer: asyncio.TimerHandle | None = None
     stall_timer: asyncio.TimerHandle | None = None
     # uvicorn's
-    connections: Any
     cycle: Any
-    limit_concurrency: int | None
     loop: Any
     pipeline: Any
     send_400_response: Any
@@ -59,10 +57,6 @@ class Bounds:
     def connection_made(self, transport: Any) -> None:
         """See ``asyncio.Protocol``."""
         super().connection_made(transport)  # type: ignore[misc]
-        most = self.limit_concurrency
-        if most is not None and len(self.connections) > most + MOST_REFUSED:
-            transport.abort()
-            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from triton_vllm.media.checks import REFUSED as REFUSED_PARTS
 from triton_vllm.openai.fields import REFUSED
 from triton_vllm.openai.items import check_forms, count_values
 from triton_vllm.openai.refusal import FieldError
-from triton_vllm.request.fit import check_prompt_ids
+from triton_vllm.request.fit import check_ids, check_prompt_ids
 from triton_vllm.request.sampling import response_format
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _LARGE = frozenset({
     "chat_template_kwargs", "output_config", "response_format", "structured_outputs", "text",
     "tools",
 })  # fmt: skip
+# As vLLM reads them. Python's int() refuses very long ones.
+_ID = re.compile(r"\s*[+-]?\d{1,20}\s*")
 _ITEMS = frozenset({"function_call", "function_call_output", "message", "reasoning"})
 _CONSTRAINT = frozenset({
     "choice", "disable_additional_properties", "disable_any_whitespace", "disable_fallback",
@@ -83,7 +86,7 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         AdapterError: something in the body is refused. The text names the field.
     """
     _check_fields(route, body)
-    _check_amounts(route, body)
+    _check_amounts(route, body, facts)
     texts = [
         text
         for name in route.prompts
@@ -95,9 +98,6 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         media = _conversation(route, body, limits, facts)
     if "instruction" in route.fields:
         _instruction(body, limits, facts)
-    bias = body.get("logit_bias")
-    if isinstance(bias, dict):
-        refuse_above(facts.vocabulary, len(bias), "'logit_bias' has", "entries")
     if "chat_template_kwargs" in body:
         _template_kwargs(limits, body["chat_template_kwargs"])
     return Content(body.get("model"), _constraint(limits, body), tuple(texts), media)
@@ -118,26 +118,32 @@ def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
         )
 
 
-def _check_amounts(route: Route, body: Mapping[str, Any]) -> None:
+def _check_amounts(route: Route, body: Mapping[str, Any], facts: Facts) -> None:
     """Bound what vLLM would look at value by value, and answer with an error for each."""
     # vLLM has the name in its answer.
     if isinstance(body.get("model"), str):
         refuse_above(MOST_CHARACTERS, len(body["model"]), "'model' has", "characters")
     for name, value in body.items():
-        if name == "logit_bias":
-            numbers = value.values() if isinstance(value, dict) else ()
-            what = "an object with numbers"
-        elif name in TOKEN_IDS:
-            numbers = value if isinstance(value, list) else ()
-            what = "a list of token ids"
-        elif name in _LARGE or name in route.prompts or name in route.conversation:
-            continue
-        else:
+        if name in TOKEN_IDS:
+            if value:
+                check_ids(name, _ids(name, value, facts), facts)
+        elif not (name in _LARGE or name in route.prompts or name in route.conversation):
             count = count_values(value, MOST_VALUES)
             refuse_above(MOST_VALUES, count, f"'{shown(name)}' has", "values or more")
-            continue
-        if not all(isinstance(number, int | float) for number in numbers):
-            raise FieldError(name, f"'{name}' must be {what}")
+
+
+def _ids(name: str, value: Any, facts: Facts) -> list[int]:
+    """Return the token ids of a field: a list of them, or an object with a number for each."""
+    if name != "logit_bias":
+        if isinstance(value, list) and _are_ids(value):
+            return value
+        raise FieldError(name, f"'{name}' must be a list of token ids")
+    if isinstance(value, dict):
+        refuse_above(facts.vocabulary, len(value), "'logit_bias' has", "entries")
+        are_numbers = all(type(number) in (int, float) for number in value.values())
+        if are_numbers and all(map(_ID.fullmatch, value)):
+            return [int(key) for key in value]
+    raise FieldError(name, "'logit_bias' must be an object with a number for each token id")
 
 
 def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[str]:

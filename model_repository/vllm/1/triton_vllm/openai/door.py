@@ -8,12 +8,18 @@ from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.base.errors import DEAD, AdapterError, InternalError, UnavailableError
+from triton_vllm.base.errors import (
+    DEAD,
+    AdapterError,
+    InternalError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from triton_vllm.openai.body import SHORT, Bodies, parse
 from triton_vllm.openai.contents import check
 from triton_vllm.openai.fields import ROUTES
 from triton_vllm.openai.interrupt import Gone, Interrupt, ended_with_client
-from triton_vllm.openai.refusal import HttpRefusalError, body_of, status_of
+from triton_vllm.openai.refusal import HttpRefusalError, body_of, event_of, status_of
 from triton_vllm.openai.seam import REQUEST
 
 if TYPE_CHECKING:
@@ -227,17 +233,31 @@ class Door:
 
         try:
             await self.application.app(passed, received, send)
-        # vLLM's handlers have answered all that they know. A client could fill the log with the
-        # tracebacks of the others.
+        # vLLM's handlers have answered all that they know, except in a stream of responses. A
+        # client could fill the log with the tracebacks of the others.
         except Exception as error:  # noqa: BLE001
+            await self._end(scope["path"], error, send)
+
+    async def _end(self, path: str, error: Exception, send: Send) -> None:
+        """Tell the client of an exception of the application."""
+        failed: AdapterError
+        if isinstance(error, self._rules.vllm.refusals):
+            failed = InvalidRequestError(str(error))
+        elif isinstance(error, self._rules.vllm.busy_errors):
+            failed = UnavailableError(str(error))
+        else:
             self._note("vLLM's application failed", error)
             failed = InternalError(
                 "the request failed in vLLM's server; the server's log has the details"
             )
-            # uvicorn takes no second start of a response. It closes the connection, so the client
-            # sees that something is missing. Noting the first start would cost time for each token.
+        try:
+            await _refuse(send, failed, path)
+        # uvicorn takes no second start of a response. Noting the first one would cost time for each
+        # token. If the answer is no stream, uvicorn takes no event either, and closes the
+        # connection. The client then sees that something is missing.
+        except RuntimeError:
             with suppress(RuntimeError):
-                await _refuse(send, failed, scope["path"])
+                await send({"type": "http.response.body", "body": event_of(failed, path)})
 
 
 def _messages(body: bytes) -> list[Message]:

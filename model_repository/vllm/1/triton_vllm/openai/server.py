@@ -8,17 +8,18 @@ import os
 import resource
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.openai.connection import bounded
+from triton_vllm.openai.acceptor import Acceptor
+from triton_vllm.openai.connection import MOST_REFUSED, bounded
 from triton_vllm.openai.door import Door
 from triton_vllm.openai.seam import Seam
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from triton_vllm.base.protocols import EngineClient
@@ -97,6 +98,7 @@ class Server:
         self._application: vllm_api.Application | None = None
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
+        self._accepting: asyncio.Task[None] | None = None
 
     async def use(self, llm: EngineClient, tasks: Sequence[str]) -> None:
         """Answer with this engine from now on; the first one opens the port.
@@ -126,8 +128,9 @@ class Server:
     async def close(self) -> None:
         """End the connections; the requests have been ended."""
         self._door.close()
-        if self._serving is None:
+        if self._serving is None or self._accepting is None:
             return
+        self._accepting.cancel()
         self._server.should_exit = True
         # The server itself cancels what takes longer than `CLOSE_S`.
         await asyncio.wait({self._serving}, timeout=2 * CLOSE_S)
@@ -137,15 +140,25 @@ class Server:
     async def _open(self) -> None:
         import uvicorn
 
-        listening = self._plan.port.listen()
-        self._server = uvicorn.Server(self._plan.config(self._door))
-        _release_in_children(listening, self._server)
-        self._serving = asyncio.create_task(self._server.serve([listening]))
+        config = self._plan.config(self._door)
+        self._server = uvicorn.Server(config)
+        state = self._server.server_state
+        acceptor = Acceptor(
+            self._plan.port.listen(),
+            partial(config.http_protocol_class, config=config, server_state=state, app_state={}),
+            config.ssl,
+            state.connections,
+            config.limit_concurrency + MOST_REFUSED,
+        )
+        _release_in_children(acceptor, self._server)
+        # The acceptor has the port.
+        self._serving = asyncio.create_task(self._server.serve(sockets=[]))
         # uvicorn tells nobody when it has begun.
         while not self._server.started and not self._serving.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         if self._serving.done():
             raise ConfigError("OPENAI_PORT: the server did not start; the log has the reason")
+        self._accepting = asyncio.create_task(acceptor.run())
 
 
 def _files() -> int:
@@ -158,7 +171,7 @@ def _files() -> int:
     return few if few != resource.RLIM_INFINITY else 2 * CONNECTIONS
 
 
-def _release_in_children(listening: socket.socket, server: Any) -> None:
+def _release_in_children(acceptor: Acceptor, server: Any) -> None:
     """Close the port and its connections in each process that is forked from this one.
 
     An engine that starts again would otherwise hold them: a client would not see the end of its
@@ -170,7 +183,7 @@ def _release_in_children(listening: socket.socket, server: Any) -> None:
         alive = known()
         if alive is None:
             return
-        sockets = [listening]
+        sockets = acceptor.sockets
         sockets += [c.transport.get_extra_info("socket") for c in alive.server_state.connections]
         for own in sockets:
             # Closing the object would use the parent's event loop.
