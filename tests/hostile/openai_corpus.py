@@ -1,6 +1,7 @@
 """Hostile HTTP requests for the OpenAI port, as data.
 
-They are the corpus of Triton's requests in this protocol's words, and those that only the port can get. They are for a model of texts with 256 positions.
+They are the corpus of Triton's requests in this protocol's words, and those that only the port can get.
+They are for a model of texts with 256 positions.
 """
 
 from __future__ import annotations

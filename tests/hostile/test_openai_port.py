@@ -21,7 +21,7 @@ import pytest
 
 from hostile.openai_corpus import ANSWERED, BYTES, CHAT, JSON_TYPE, RESPONSES, SHOTS, TEXT, Bytes, Shot, head
 from hostile.openai_items import INCOMPLETE, TAKEN
-from support import openai_routes
+from support import models, openai_routes
 from support.clock import now
 from support.leftovers import name_of
 from support.model_requests import ask
@@ -59,9 +59,10 @@ ORDINARY = [
 
 
 @pytest.fixture(scope="module")
-def capped(serving: Serve, chat_arguments: dict[str, Any]) -> Iterator[TritonServer]:
+def capped(serving: Serve, parts: Parts) -> Iterator[TritonServer]:
     """A warm server whose stub and engine may take 2 GB more than they have."""
-    engine = {**chat_arguments, "max_model_len": 256, "tool_parser": "hermes"}
+    engine = {"model": str(models.chat(parts.environment)), "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    engine |= {"max_model_len": 256, "reasoning_parser": "deepseek_r1", "tool_parser": "hermes"}
     with serving(engine, environment=ONE_THREAD, prepare=with_openai) as server:
         for path, body in ORDINARY * 2:
             status, text = post(openai_url(server), path, {"model": "vllm", **body}, timeout=REPLY_SECONDS)

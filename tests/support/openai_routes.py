@@ -1,6 +1,7 @@
 """Print the routes of vLLM's own OpenAI application as JSON: ``python openai_routes.py FOLDER``.
 
-The environment's Python runs it. FOLDER has the model's ``triton_vllm``. The application has all tasks and its developers' routes.
+The environment's Python runs it. FOLDER has the model's ``triton_vllm``.
+The application has all tasks, and the routes for developers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ def main() -> None:
     """Make the application without an engine."""
     sys.path.insert(0, sys.argv[1])
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"
-    from triton_vllm.vllm_api import openai  # type: ignore[import-not-found, unused-ignore]
     from vllm.tasks import SupportedTask  # type: ignore[import-not-found, unused-ignore]
+
+    from triton_vllm.vllm_api import openai  # type: ignore[import-not-found, unused-ignore]
 
     parser = openai._find("make_arg_parser")(openai._find("FlexibleArgumentParser")())
     build = openai._find("build_app")
