@@ -90,8 +90,9 @@ class Client:
         self.door = Door(rules, key, lambda *args: self.log.append(args), shared=shared)
         llm: Any = object()
         self.adapters: list[str] = []
-        self.application: Any = SimpleNamespace(app=self.app, add_adapter=self.adapters.append)
-        self.door.application, self.door.llm = self.application, llm
+        application: Any = SimpleNamespace(app=self.app, add_adapter=self.adapters.append)
+        self.application = application
+        self.door.application, self.door.llm = application, llm
 
     async def adapter(self, llm, name):
         return SimpleNamespace(request=name) if name == "sql" else None

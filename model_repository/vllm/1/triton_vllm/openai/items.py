@@ -41,7 +41,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    return value == []
+    return isinstance(value, list) and not value
 
 
 def _one_of(*values: str) -> Check:
