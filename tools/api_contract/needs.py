@@ -387,7 +387,7 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "0.28",
         ("generator = torch.Generator(device=self.device)", "gen.set_offset(gen.get_offset() - 4)"),
     ),
-    # `openai.seam` is the `self` of these two methods, so that its own `add_request` is called.
+    # `openai.checked_engine` is the `self` of these two methods, so they call its `add_request`.
     "vllm.v1.engine.async_llm": (OLDEST, ("await self.add_request(",)),
     "vllm.multimodal.media.audio": (
         "0.24",

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.openai.acceptor import Acceptor
+from triton_vllm.openai.checked_engine import CheckedEngine
 from triton_vllm.openai.connection import MOST_REFUSED, bounded
-from triton_vllm.openai.door import Door
-from triton_vllm.openai.seam import Seam
+from triton_vllm.openai.middleware import Middleware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.openai.checked_engine import Rules
     from triton_vllm.openai.port import Port
-    from triton_vllm.openai.seam import Rules
 
 CLOSE_S = 2.0
 """How long the errors of requests that were cut off may take to be written, s."""
@@ -94,7 +94,7 @@ class Server:
     def __init__(self, plan: Plan, rules: Rules, note: Callable[[str, Exception], None]) -> None:
         self._plan = plan
         self._rules = rules
-        self._door = Door(rules, plan.key, note, shared=plan.port.shared)
+        self._middleware = Middleware(rules, plan.key, note, shared=plan.port.shared)
         self._application: vllm_api.Application | None = None
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
@@ -106,28 +106,28 @@ class Server:
         Raises:
             Exception: vLLM's own exception; ConfigError if the port cannot be opened.
         """
-        seam: Any = Seam(llm, self._rules)
+        checked: Any = CheckedEngine(llm, self._rules)
         if self._application is None:
             self._application = vllm_api.build_application(
-                self._rules.vllm, seam, self._plan.args, tasks
+                self._rules.vllm, checked, self._plan.args, tasks
             )
             # vLLM's handlers end the server of a dead engine. This one waits for the next engine.
             self._application.app.state.server = SimpleNamespace(should_exit=False)
-        await self._application.use(seam, tasks)
+        await self._application.use(checked, tasks)
         for name in self._rules.adapters.listed:
             self._application.add_adapter(name)
-        self._door.llm = llm
-        self._door.application = self._application
+        self._middleware.llm = llm
+        self._middleware.application = self._application
         if self._serving is None:
             await self._open()
 
     def leave(self) -> None:
         """Take no more requests."""
-        self._door.leave()
+        self._middleware.leave()
 
     async def close(self) -> None:
         """End the connections; the requests have been ended."""
-        self._door.close()
+        self._middleware.close()
         if self._serving is None or self._accepting is None:
             return
         self._accepting.cancel()
@@ -140,7 +140,7 @@ class Server:
     async def _open(self) -> None:
         import uvicorn
 
-        config = self._plan.config(self._door)
+        config = self._plan.config(self._middleware)
         self._server = uvicorn.Server(config)
         state = self._server.server_state
         acceptor = Acceptor(

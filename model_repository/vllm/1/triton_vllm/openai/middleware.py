@@ -16,20 +16,20 @@ from triton_vllm.base.errors import (
     UnavailableError,
 )
 from triton_vllm.openai.body import SHORT, Bodies, parse
+from triton_vllm.openai.checked_engine import REQUEST
 from triton_vllm.openai.contents import check
 from triton_vllm.openai.fields import ROUTES
 from triton_vllm.openai.interrupt import Gone, Interrupt, ended_with_client
 from triton_vllm.openai.refusal import HttpRefusalError, body_of, event_of, status_of
-from triton_vllm.openai.seam import REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from triton_vllm.base.protocols import EngineClient
     from triton_vllm.engine.openai_requests import OpenAiRequest
+    from triton_vllm.openai.checked_engine import Rules
     from triton_vllm.openai.contents import Content
     from triton_vllm.openai.fields import Route
-    from triton_vllm.openai.seam import Rules
     from triton_vllm.vllm_api import Application
 
     Message = MutableMapping[str, Any]
@@ -47,7 +47,7 @@ _HEADERS = frozenset({
 UNLOADING = "the model is being unloaded"
 
 
-class Door:
+class Middleware:
     """Takes each HTTP request of the port.
 
     Args:

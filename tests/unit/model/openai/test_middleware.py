@@ -1,4 +1,4 @@
-"""The door in front of vLLM's application, with a stand-in for the application; its loop and its counting are real."""
+"""The middleware in front of vLLM's application, with a stand-in for the application; its loop and its counting are real."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from triton_vllm.base.errors import UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
-from triton_vllm.openai import door
+from triton_vllm.openai import middleware
 from triton_vllm.openai.body import SHORT
-from triton_vllm.openai.door import Door
+from triton_vllm.openai.checked_engine import REQUEST
 from triton_vllm.openai.fields import ROUTES
-from triton_vllm.openai.seam import REQUEST
+from triton_vllm.openai.middleware import Middleware
 from triton_vllm.vllm_api import Facts
 
 TEXT = "/v1/completions"
@@ -68,7 +68,7 @@ class App:
 
 
 class Client:
-    """Sends requests to a door."""
+    """Sends requests to the middleware."""
 
     def __init__(self, key="", *, shared=False):
         self.up = True
@@ -87,12 +87,12 @@ class Client:
         )
         self.prompter = rules.prompter
         self.openai_requests = requests
-        self.door = Door(rules, key, lambda *args: self.log.append(args), shared=shared)
+        self.middleware = Middleware(rules, key, lambda *args: self.log.append(args), shared=shared)
         llm: Any = object()
         self.adapters: list[str] = []
         application: Any = SimpleNamespace(app=self.app, add_adapter=self.adapters.append)
         self.application = application
-        self.door.application, self.door.llm = application, llm
+        self.middleware.application, self.middleware.llm = application, llm
 
     async def adapter(self, llm, name):
         return SimpleNamespace(request=name) if name == "sql" else None
@@ -111,7 +111,7 @@ class Client:
 
         scope = {"type": "http", "path": path, "raw_path": raw_path or path.encode(), "method": method}
         scope |= {"headers": [(b"content-length", str(len(data)).encode()), *headers], "query_string": b"a=b"}
-        await self.door(scope, receive, send)
+        await self.middleware(scope, receive, send)
         return (got[0]["status"], got[1]["body"]) if got else None
 
 
@@ -178,12 +178,12 @@ async def test_other_methods_are_refused(method):
 async def test_health_is_that_of_the_engine():
     """It needs no key, and no application."""
     client = Client(key="secret")
-    client.door.application = None
+    client.middleware.application = None
     assert await client.ask("/health", method="GET") == (200, b"")
     client.up = False
     assert await client.ask("/health", method="GET") == (503, b"")
     client.up = True
-    client.door.leave()
+    client.middleware.leave()
     assert await client.ask("/health", method="GET") == (503, b"")
 
 
@@ -200,7 +200,7 @@ async def test_the_gate_is_asked_first(what):
 async def test_an_unloading_model_takes_nothing():
     """Health says so, too."""
     client = Client()
-    client.door.leave()
+    client.middleware.leave()
     assert (await client.ask())[0] == (await client.ask("/v1/models", method="GET"))[0] == 503
     assert client.app.got == []
 
@@ -281,7 +281,7 @@ async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):
     def check(*args):
         raise KeyError("at /secret/place")
 
-    monkeypatch.setattr(door, "check", check)
+    monkeypatch.setattr(middleware, "check", check)
     status, body = await client.ask()
     assert (status, json.loads(body)["error"]["code"]) == (500, 500)
     assert b"secret" not in body
@@ -308,7 +308,7 @@ async def test_a_refusal_after_the_start_of_a_stream_is_an_event():
             return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
 
         client.application.app = app
-        await client.door({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, send)
+        await client.middleware({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, send)
         name, data, end = got[-1]["body"].decode().split("\n", 2)
         assert (name, end) == ("event: error", "\n")
         answer = json.loads(data.removeprefix("data: "))["error"]
@@ -351,12 +351,12 @@ async def test_a_request_counts_when_its_body_has_arrived(change):
         got.append(message)
 
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    answering = asyncio.ensure_future(client.middleware(scope, receive, send))
     await waiting.wait()
     assert client.openai_requests.is_empty()
     client.gate.refuses = change
     if change == "unload":
-        client.door.leave()
+        client.middleware.leave()
     arrived.set()
     await answering
     assert (got[0]["status"], weights[0]) == ((503, 0) if change else (200, 1))
@@ -385,13 +385,13 @@ async def test_an_unload_refuses_what_has_not_been_passed_on(waits):
 
     client.prompter.check_text = check_text
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    answering = asyncio.ensure_future(client.middleware(scope, receive, send))
     await waiting.wait()
-    client.door.leave()
+    client.middleware.leave()
     await asyncio.sleep(0.01)
     # What counts already has its time.
     assert answering.done() == (waits == "read")
-    client.door.close()
+    client.middleware.close()
     await asyncio.wait_for(answering, 5)
     assert got[0]["status"] == 503
     assert b"being unloaded" in got[1]["body"]
@@ -409,9 +409,9 @@ async def test_a_request_that_is_cancelled_while_the_model_unloads_ends():
         await asyncio.Event().wait()
 
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    answering = asyncio.ensure_future(client.door(scope, receive, None))
+    answering = asyncio.ensure_future(client.middleware(scope, receive, None))
     await waiting.wait()
-    client.door.leave()
+    client.middleware.leave()
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answering
@@ -436,7 +436,7 @@ async def test_a_client_that_has_gone_gets_no_answer():
         raise AssertionError(message)
 
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    await client.door(scope, receive, send)
+    await client.middleware(scope, receive, send)
     assert client.app.got == []
     assert client.openai_requests.is_empty()
 
@@ -471,7 +471,7 @@ async def test_a_client_that_leaves_stops_the_checks_of_its_request(body):
 
     client.prompter.check_text = client.prompter.try_constraint = slow
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    answering = asyncio.ensure_future(client.middleware(scope, receive, send))
     await checking.wait()
     assert client.openai_requests.weight == 1
     left.set()
@@ -499,12 +499,12 @@ async def test_the_body_is_gone_once_the_application_has_it():
         counts.append(sys.getrefcount(body))
 
     client.application.app = app
-    await client.door({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, None)
+    await client.middleware({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, None)
     assert counts == [alone + 1, alone]
 
 
 async def test_other_kinds_of_connections_are_not_answered():
     """A websocket reaches no application."""
     client = Client()
-    await client.door({"type": "websocket", "path": "/v1/realtime"}, None, None)
+    await client.middleware({"type": "websocket", "path": "/v1/realtime"}, None, None)
     assert client.app.got == []
