@@ -229,7 +229,6 @@ AMOUNTS = [
         TEXT,
         {**SHORT, "repetition_detection": {"max_pattern_size": 10**9, "min_count": 2}},
         "repetition_detection",
-        may_pass=True,
     ),
     ask(
         "a stream's interval of 10^9", TEXT, {**SHORT, "stream": True, "stream_interval": 10**9}, "stream_interval", may_pass=True
