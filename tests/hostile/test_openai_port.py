@@ -205,6 +205,7 @@ def test_the_corpus_harms_nobody(capped: TritonServer) -> None:
     for name, waits in (("ordinary", usual), ("hostile", hostile)):
         print(f"  {name}: median {median(waits):.2f}, from {min(waits):.2f} to {max(waits):.2f}")
     print(f"answers of the neighbours: {[one.answers for one in field.neighbours]}")
+    print(*sorted(set(field.faults)), sep="\n")
     assert [one.errors for one in field.neighbours] == [[], []]
     assert {process.pid for process in lasting(capped)} == before
     assert sorted(set(field.faults)) == []

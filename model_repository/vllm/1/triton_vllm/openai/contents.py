@@ -93,6 +93,7 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         if body.get(name) is not None
         for text in _prompts(limits, facts, name, body[name])
     ]
+    _check_completions(route, body, limits)
     media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
         media = _conversation(route, body, limits, facts)
@@ -160,6 +161,17 @@ def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[st
             check_prompt_ids(name, prompt, facts)
         else:
             raise FieldError(name, f"'{name}' must be a text, token ids, or a list of them")
+
+
+def _check_completions(route: Route, body: Mapping[str, Any], limits: Limits) -> None:
+    """Refuse what the model never has room for. vLLM would begin to work on the first prompts."""
+    prompts = body.get(route.prompts[0]) if route.prompts else None
+    several = isinstance(prompts, list) and not _are_ids(prompts)
+    n = body.get("n")
+    asked = (len(prompts) if several else 1) * (n if type(n) is int else 1)
+    refuse_above(
+        limits.max_requests_in_flight, asked, "the request asks for", "completions or inputs"
+    )
 
 
 def _are_ids(value: list[Any]) -> bool:
