@@ -137,7 +137,7 @@ def names(shot: Shot, message: str) -> bool:
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node[:100]
-    return any(re.search(rf"(?<!\w){re.escape(name[:60])}", message) for name in found if name)
+    return any(re.search(rf"(?<!\w){re.escape(name[:50])}", message) for name in found if name)
 
 
 def ordinary(url: str, number: int) -> str:

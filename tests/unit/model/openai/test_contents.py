@@ -85,6 +85,7 @@ REFUSALS = [
     ("/v1/responses", {"input": "x", "logit_bias": {"50": 1}}, "logit_bias: token id 50 is not in the model's vocabulary"),
     (TEXT, {"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids: token id -1 is negative"),
     (TEXT, {"prompt": "x", "structured_outputs": {"json": '{"enum": [1180591620717411303424]}'}}, "more than 64 bits"),
+    ("/v1/responses", {"input": "x", "top_logprobs": 129}, "'top_logprobs' must be smaller, it is 129"),
     (TEXT, {"prompt": "x", "model": "x" * 1025}, "'model' has 1025 characters"),
     ("/v1/responses", {"input": "x", "prompt": {"id": "x"}}, "unknown field 'prompt'"),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "grammar"}}}, "text.format"),

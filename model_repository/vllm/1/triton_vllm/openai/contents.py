@@ -86,7 +86,7 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         AdapterError: something in the body is refused. The text names the field.
     """
     _check_fields(route, body)
-    _check_amounts(route, body, facts)
+    _check_amounts(route, body, limits, facts)
     texts = [
         text
         for name in route.prompts
@@ -119,11 +119,15 @@ def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
         )
 
 
-def _check_amounts(route: Route, body: Mapping[str, Any], facts: Facts) -> None:
+def _check_amounts(route: Route, body: Mapping[str, Any], limits: Limits, facts: Facts) -> None:
     """Bound what vLLM would look at value by value, and answer with an error for each."""
     # vLLM has the name in its answer.
     if isinstance(body.get("model"), str):
         refuse_above(MOST_CHARACTERS, len(body["model"]), "'model' has", "characters")
+    # For a streamed response, vLLM would refuse it after the start of the stream.
+    if type(body.get("top_logprobs")) is int:
+        text = "'top_logprobs' must be smaller, it is"
+        refuse_above(limits.max_logprobs, body["top_logprobs"], text)
     for name, value in body.items():
         if name in TOKEN_IDS:
             if value:
@@ -166,9 +170,9 @@ def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[st
 def _check_completions(route: Route, body: Mapping[str, Any], limits: Limits) -> None:
     """Refuse what the model never has room for. vLLM would begin to work on the first prompts."""
     prompts = body.get(route.prompts[0]) if route.prompts else None
-    several = isinstance(prompts, list) and not _are_ids(prompts)
+    count = len(prompts) if isinstance(prompts, list) and not _are_ids(prompts) else 1
     n = body.get("n")
-    asked = (len(prompts) if several else 1) * (n if type(n) is int else 1)
+    asked = count * n if type(n) is int else count
     refuse_above(
         limits.max_requests_in_flight, asked, "the request asks for", "completions or inputs"
     )
