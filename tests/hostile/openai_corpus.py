@@ -194,7 +194,7 @@ STREAMED_RESPONSES = [
 ]
 AMOUNTS = [
     ask("n of 129", TEXT, {**SHORT, "n": 129}, "n must be smaller"),
-    ask("n of 2^31", TEXT, {**SHORT, "n": 2**31}, "n must be"),
+    ask("n of 2^31", TEXT, {**SHORT, "n": 2**31}, "the request asks for 2147483648 completions"),
     ask(
         "n of 128 with 20 log probabilities",
         TEXT,
@@ -267,11 +267,12 @@ CONSTRAINTS = [
         ),
     )
 ]
+# Alone, those of a wrong type and of letters are refused by name. Next to other requests they were also answered (vLLM 0.32).
 CONSTRAINTS += [
     called("a tool in a loop", [tool(LOOP)], may_pass=True),
     called("a tool with a regex that explodes", [tool({"type": "string", "pattern": "((a{100}){100}){100}"})], may_pass=True),
-    called("a tool of letters", [tool({"type": "string", "pattern": r"\p{L}+"})], "structured_outputs"),
-    called("a tool of a wrong type", [tool({"type": 5})], "structured_outputs"),
+    called("a tool of letters", [tool({"type": "string", "pattern": r"\p{L}+"})], "structured_outputs", may_pass=True),
+    called("a tool of a wrong type", [tool({"type": 5})], "structured_outputs", may_pass=True),
     called("a tool that is a text", ["x"], "tools must be"),
     called("a tool without a name", [{"type": "function", "function": {}}], "tools"),
     called("512 tools of 64 fields", [tool(WIDE)] * 512, "tools has"),
