@@ -226,7 +226,7 @@ def test_the_openai_package_is_a_client(url: str, parts: Parts) -> None:
 
 
 def test_no_other_path_of_vllm_answers(url: str, parts: Parts) -> None:
-    """Read from vLLM's sources: whatever its application serves, the door lets nothing else in."""
+    """Read from vLLM's sources: whatever its application serves, the middleware lets nothing else in."""
     (package,) = parts.environment.glob("lib/python*/site-packages/vllm/entrypoints")
     found = {
         re.sub(r"{\w+}", "x", path)

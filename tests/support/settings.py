@@ -32,9 +32,9 @@ def with_openai(model: Path) -> None:
     with_parameter(model, "OPENAI_PORT", str(free_ports().http))
 
 
-def openai_url(server: TritonServer) -> str:
+def openai_url(server: TritonServer, model: str = "vllm") -> str:
     """Return ``http://127.0.0.1:PORT`` of that API."""
-    text = (server.repository / "vllm" / "config.pbtxt").read_text(encoding="utf-8")
+    text = (server.repository / model / "config.pbtxt").read_text(encoding="utf-8")
     found = re.search(r'"OPENAI_PORT"\s*value: { string_value: "(\d+)" }', text)
     assert found
     return f"http://127.0.0.1:{found[1]}"

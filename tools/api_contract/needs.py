@@ -69,6 +69,7 @@ SINCE: Mapping[str, str] = {
     # The other names of vLLM's own server, `vllm_api.openai`.
     **dict.fromkeys(("build_app", "init_app_state", "FrontendArgs", "make_arg_parser"), OLDEST),
     **dict.fromkeys(("validate_parsed_serve_args", "FlexibleArgumentParser"), OLDEST),
+    "ResponsesRequest": OLDEST,
 }
 # Class -> its used members, in addition to those that triton_vllm.base.protocols declares.
 STATED: Mapping[str, Mapping[str, Member]] = {
@@ -137,8 +138,15 @@ STATED: Mapping[str, Mapping[str, Member]] = {
             "skip_special_tokens",
         ),
         **_fields("skip_clone", since="0.14"),
-        **_fields("prompt_logprob_token_ids", since="0.32"),
+        **_fields("prompt_logprob_token_ids", "repetition_detection", since="0.32"),
     },
+    "vllm.sampling_params.RepetitionDetectionParams": _fields(
+        "max_pattern_size", "min_count", since="0.32"
+    ),
+    # Of a version that completes the items of a response's input.
+    "vllm.entrypoints.openai.responses.protocol.ResponsesRequest": _fields(
+        "input_item_parsing", since="0.32"
+    ),
     "vllm.sampling_params.StructuredOutputsParams": _fields(
         "json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern"
     ),
@@ -387,7 +395,7 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "0.28",
         ("generator = torch.Generator(device=self.device)", "gen.set_offset(gen.get_offset() - 4)"),
     ),
-    # `openai.seam` is the `self` of these two methods, so that its own `add_request` is called.
+    # `openai.checked_engine` is the `self` of these two methods, so they call its `add_request`.
     "vllm.v1.engine.async_llm": (OLDEST, ("await self.add_request(",)),
     "vllm.multimodal.media.audio": (
         "0.24",

@@ -14,8 +14,8 @@ from triton_vllm.base.errors import AdapterError, UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.turns import BUDGET_S
 from triton_vllm.openai import body
-from triton_vllm.openai.body import VALUES, Bodies, Gone, parse
-from triton_vllm.openai.interrupt import Interrupt
+from triton_vllm.openai.body import VALUES, Bodies, parse
+from triton_vllm.openai.interrupt import Gone, Interrupt
 from triton_vllm.openai.refusal import HttpRefusalError
 from triton_vllm.vllm_api import Facts
 

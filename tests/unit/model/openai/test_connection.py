@@ -14,25 +14,24 @@ import pytest
 
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.openai import connection
-from triton_vllm.openai.connection import MOST_OVERHEAD, MOST_REFUSED, MOST_WAITING, Bounds
+from triton_vllm.openai.connection import MOST_OVERHEAD, MOST_WAITING, Bounds
 
 
 class Protocol:
     """In place of uvicorn's: what is in `heads` ends a head, and the rest is body."""
 
-    def __init__(self, connections, most):
+    def __init__(self):
         self.loop = asyncio.get_running_loop()
-        self.connections, self.limit_concurrency = connections, most
         self.pipeline: list[Any] = []
         self.cycle: Any = None
         self.begun = 0
+        self.refused = ""
 
     def connection_made(self, transport):
         self.transport = transport
-        self.connections.add(self)
 
     def connection_lost(self, exc):
-        self.connections.discard(self)
+        pass
 
     def data_received(self, data):
         if data == b"head":
@@ -42,13 +41,17 @@ class Protocol:
 
     def on_headers_complete(self):
         self.begun += 1
-        self.cycle = SimpleNamespace(response_complete=False)
+        self.cycle = SimpleNamespace(response_started=False, response_complete=False)
 
     def on_body(self, body):
         pass
 
     def on_message_complete(self):
         pass
+
+    def send_400_response(self, text):
+        self.refused = text
+        self.transport.close()
 
     def pause_writing(self):
         pass
@@ -66,13 +69,21 @@ class Transport:
 
     aborted = False
 
+    closed = False
+
     def abort(self):
         self.aborted = True
 
+    def close(self):
+        self.closed = True
 
-def connect(connections=None, most=None):
+    def is_closing(self):
+        return self.closed
+
+
+def connect():
     """Return a new connection."""
-    made = Bounded(set() if connections is None else connections, most)
+    made = Bounded()
     made.connection_made(Transport())
     return made
 
@@ -97,14 +108,28 @@ async def test_what_is_no_body_is_bounded():
     """Of a request; a body of any length is not."""
     client = connect()
     client.data_received(b"h" * MOST_OVERHEAD)
-    assert not client.transport.aborted
+    assert not client.refused
     client.data_received(b"h")
-    assert client.transport.aborted
+    assert client.refused == f"more than {MOST_OVERHEAD} bytes of the request are not its body"
+    assert client.transport.closed
+    client.data_received(b"h")  # while the answer is written
     client = connect()
     client.data_received(b"head")
     for _ in range(100):
         client.data_received(b"b" * MOST_OVERHEAD)
-    assert not client.transport.aborted
+    assert not client.refused
+    client.connection_lost(None)
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_a_refusal_does_not_go_into_another_answer(is_complete):
+    """The client sends the next request while it reads the answer to the first."""
+    client = connect()
+    client.data_received(b"head")
+    client.cycle.response_started, client.cycle.response_complete = True, is_complete
+    client.overhead = MOST_OVERHEAD + 1
+    client.data_received(b"")
+    assert (bool(client.refused), client.transport.aborted) == (is_complete, not is_complete)
     client.connection_lost(None)
 
 
@@ -135,16 +160,3 @@ def test_uvicorn_without_its_fast_protocol_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
     with pytest.raises(ConfigError, match="OPENAI_PORT: uvicorn with httptools"):
         connection.bounded()
-
-
-async def test_connections_above_the_limit_are_closed():
-    """uvicorn answers 503 to those that have sent a head, and keeps all others until then."""
-    connections: set[Any] = set()
-    clients = [connect(connections, most=3) for _ in range(3 + MOST_REFUSED)]
-    last = connect(connections, most=3)
-    assert [client for client in [*clients, last] if client.transport.aborted] == [last]
-    assert last.head_timer is None
-    for client in clients:
-        client.connection_lost(None)
-    # A uvicorn without a limit.
-    assert not connect({*range(5000)}).transport.aborted

@@ -119,8 +119,8 @@ def test_values_are_typed():
         ({"pattern": {"size": -1}}, "sampling parameter 'pattern' is refused by vLLM: size must be >=0"),
         ({"pattern": {"size": "x"}}, "sampling parameter 'pattern' is refused by vLLM: size Input should be a valid integer"),
         ({"pattern": {"size": 2**63}}, "sampling parameter 'pattern' holds an integer of more than 64 bits"),
-        ({"guided_json": {"anyOf": [{"maximum": 2**63}]}}, "'structured_outputs' holds an integer of more than 64 bits"),
-        ({"guided_json": '{"maximum": 9223372036854775808}'}, "'structured_outputs' holds an integer of more than 64 bits"),
+        ({"guided_json": {"anyOf": [{"maximum": 2**63}]}}, "structured_outputs.json holds an integer of more than 64 bits"),
+        ({"guided_json": '{"maximum": 9223372036854775808}'}, "structured_outputs.json holds an integer of more than 64 bits"),
     ],
 )
 def test_wrong_values_are_refused_by_name(given, says):

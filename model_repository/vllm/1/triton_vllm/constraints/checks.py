@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.base.document import check_integers
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import refuse_above
 
@@ -186,6 +187,8 @@ def _document(limits: Limits, value: Any, where: str) -> None:
         schema = json.loads(text) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         raise InvalidRequestError(f"{where} is not valid JSON") from None
+    # A grammar's compiler cannot hold larger ones.
+    check_integers(schema, where)
     choices = 0
     for node in _objects(schema):
         if isinstance(node.get("enum"), list):

@@ -88,12 +88,13 @@ class Trials:
         """
         if constraint in self._passed or not vllm_api.compiles_with_xgrammar(llm):
             return
-        async with self._slots:
-            self._begin()
-            try:
-                answer = await self._attempt(llm, constraint)
-            finally:
-                self._finish()
+        await self._slots.acquire()
+        self._begin()
+        attempt = asyncio.ensure_future(self._attempt(llm, constraint))
+        # A request that is cancelled does not stop its worker, which then still needs the slot.
+        # Clients that leave would otherwise have any number of constraints tried at once.
+        attempt.add_done_callback(self._finish)
+        answer = await asyncio.shield(attempt)
         where = f"structured_outputs.{constraint.name}"
         if answer is None:
             raise InvalidRequestError(
@@ -133,7 +134,11 @@ class Trials:
         if self._ending is not None:
             self._ending.cancel()
 
-    def _finish(self) -> None:
+    def _finish(self, attempt: asyncio.Future[str | None]) -> None:
+        # If its request was cancelled, nothing else reads the exception.
+        if not attempt.cancelled():
+            attempt.exception()
+        self._slots.release()
         self._under_way -= 1
         if not self._under_way:
             self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_worker)

@@ -1,12 +1,12 @@
 """Serve vLLM's own OpenAI application over the engine that Triton serves.
 
-    client ─► connection ─► door ─► vLLM's application ─► seam ─► the engine
+    client ─► connection ─► middleware ─► vLLM's application ─► checked_engine ─► the engine
 
-``connection`` bounds what a client may send before its request is known. ``door`` reads a request
-and refuses it, or passes it on (``fields``, ``body`` and ``contents`` say what passes). ``seam`` is
-the engine as the application sees it: each request passes the same gate as Triton's. ``server``
-ties them to the engine's life. ``arguments`` and ``port`` are for the load, before the engine
-starts.
+``connection`` bounds what a client may send before its request is known. ``acceptor`` bounds the
+connections. ``middleware`` reads a request and refuses it, or passes it on (``fields``, ``body``,
+``contents`` and ``items`` say what passes). ``checked_engine`` is the engine as the application
+sees it: each request passes the same gate as Triton's. ``server`` ties them to the engine's life.
+``arguments`` and ``port`` are for the load, before the engine starts.
 
 This room opens a socket. If OPENAI_PORT is not set, nothing of it is imported.
 """

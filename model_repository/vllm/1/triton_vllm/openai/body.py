@@ -14,6 +14,7 @@ from triton_vllm.base.document import check_integers, json_object
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import MIB, refuse_above
 from triton_vllm.engine.turns import Turns
+from triton_vllm.openai.interrupt import Gone
 from triton_vllm.openai.refusal import HttpRefusalError
 
 if TYPE_CHECKING:
@@ -43,10 +44,6 @@ VALUES = 1 << 18
 NAME = "the body"
 _MEDIA = re.compile(rb'"(?i:data):[^"]*|"data" *: *"[^"]*')
 """Matches a picture, audio or video in JSON."""
-
-
-class Gone(Exception):  # noqa: N818 - nobody gets it as an error
-    """The client has gone before its request was complete."""
 
 
 class Room:
@@ -132,7 +129,7 @@ class Bodies:
 
         Raises:
             AdapterError: the body is too large, too slow, or waited too long for room.
-            Gone: the client has gone.
+            Gone: the client has left.
         """
         self._refuse_above(declared or 0)
         pieces: list[bytes] = []

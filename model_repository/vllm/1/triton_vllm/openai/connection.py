@@ -48,20 +48,15 @@ class Bounds:
     head_timer: asyncio.TimerHandle | None = None
     stall_timer: asyncio.TimerHandle | None = None
     # uvicorn's
-    connections: Any
     cycle: Any
-    limit_concurrency: int | None
     loop: Any
     pipeline: Any
+    send_400_response: Any
     transport: Any
 
     def connection_made(self, transport: Any) -> None:
         """See ``asyncio.Protocol``."""
         super().connection_made(transport)  # type: ignore[misc]
-        most = self.limit_concurrency
-        if most is not None and len(self.connections) > most + MOST_REFUSED:
-            transport.abort()
-            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -76,8 +71,8 @@ class Bounds:
         if self.head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._await_head()
         super().data_received(data)  # type: ignore[misc]
-        if self.overhead > MOST_OVERHEAD:
-            self.transport.abort()
+        if self.overhead > MOST_OVERHEAD and not self.transport.is_closing():
+            self._refuse_overhead()
 
     def pause_writing(self) -> None:
         """See ``asyncio.Protocol``."""
@@ -107,6 +102,15 @@ class Bounds:
         """Called by the parser after the body."""
         super().on_message_complete()  # type: ignore[misc]
         self.overhead = 0
+
+    def _refuse_overhead(self) -> None:
+        cycle = self.cycle
+        # The answer to an earlier request may be half written.
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.abort()
+            return
+        # This closes the connection, too.
+        self.send_400_response(f"more than {MOST_OVERHEAD} bytes of the request are not its body")
 
     def _reads(self) -> None:
         if self.stall_timer is not None:

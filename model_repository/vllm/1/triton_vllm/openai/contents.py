@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import closest, shown
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.base.limits import context_length, refuse_above
+from triton_vllm.base.limits import TOKEN_IDS, context_length, refuse_above
 from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.media.checks import KINDS, check_parts
 from triton_vllm.media.checks import REFUSED as REFUSED_PARTS
 from triton_vllm.openai.fields import REFUSED, WITHOUT_EFFECT
+from triton_vllm.openai.items import check_forms, count_values
 from triton_vllm.openai.refusal import FieldError
-from triton_vllm.request.fit import check_prompt_ids
+from triton_vllm.request.fit import check_ids, check_prompt_ids
 from triton_vllm.request.sampling import response_format
 
 if TYPE_CHECKING:
@@ -36,6 +38,17 @@ _TAKEN = (
     "only texts, tool calls and their results are. "
     "Messages of chat completions may have pictures, audio and video"
 )
+MOST_CHARACTERS = 1024
+"""The most characters of the model's name."""
+MOST_VALUES = 1024
+"""The most JSON values of a field that is not among those below, a prompt, or a conversation."""
+# Each has checks of its own.
+_LARGE = frozenset({
+    "chat_template_kwargs", "output_config", "response_format", "structured_outputs", "text",
+    "tools",
+})  # fmt: skip
+# As vLLM reads them. Python's int() refuses very long ones.
+_ID = re.compile(r"\s*[+-]?\d{1,20}\s*")
 _ITEMS = frozenset({"function_call", "function_call_output", "message", "reasoning"})
 _CONSTRAINT = frozenset({
     "choice", "disable_additional_properties", "disable_any_whitespace", "disable_fallback",
@@ -53,11 +66,13 @@ class Content:
     """What is left to check when the engine can be asked.
 
     Attributes:
+        model: the model's name. Its type is not checked.
         constraint: the constraint to try, or None.
         texts: the texts that vLLM will tokenize, and whose tokens must be counted.
         messages: the messages that have media.
     """
 
+    model: Any = None
     constraint: Constraint | None = None
     texts: tuple[str, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -76,6 +91,7 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
         AdapterError: something in the body is refused. The text names the field.
     """
     _check_fields(route, body)
+    _check_amounts(route, body, limits, facts)
     texts = [
         text
         for name in route.prompts
@@ -85,17 +101,15 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
     # vLLM then cuts a text that has too many tokens.
     if body.get("truncate_prompt_tokens") is not None:
         texts = [text for text in texts if len(text) > CUT_AT_MOST]
+    _check_completions(route, body, limits)
     media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
         media = _conversation(route, body, limits, facts)
     if "instruction" in route.fields:
         _instruction(body, limits, facts)
-    bias = body.get("logit_bias")
-    if isinstance(bias, dict):
-        refuse_above(facts.vocabulary, len(bias), "'logit_bias' has", "entries")
     if "chat_template_kwargs" in body:
         _template_kwargs(limits, body["chat_template_kwargs"])
-    return Content(_constraint(limits, body), tuple(texts), media)
+    return Content(body.get("model"), _constraint(limits, body), tuple(texts), media)
 
 
 def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
@@ -111,6 +125,38 @@ def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
         raise FieldError(
             name, f"unknown field '{shown(name)}'{closest(name, sorted(route.fields))}"
         )
+
+
+def _check_amounts(route: Route, body: Mapping[str, Any], limits: Limits, facts: Facts) -> None:
+    """Bound what vLLM would look at value by value, and answer with an error for each."""
+    # vLLM has the name in its answer.
+    if isinstance(body.get("model"), str):
+        refuse_above(MOST_CHARACTERS, len(body["model"]), "'model' has", "characters")
+    # For a streamed response, vLLM would refuse it after the start of the stream.
+    if type(body.get("top_logprobs")) is int:
+        text = "'top_logprobs' must be smaller, it is"
+        refuse_above(limits.max_logprobs, body["top_logprobs"], text)
+    for name, value in body.items():
+        if name in TOKEN_IDS:
+            if value:
+                check_ids(name, _ids(name, value, facts), facts)
+        elif not (name in _LARGE or name in route.prompts or name in route.conversation):
+            count = count_values(value, MOST_VALUES)
+            refuse_above(MOST_VALUES, count, f"'{shown(name)}' has", "values or more")
+
+
+def _ids(name: str, value: Any, facts: Facts) -> list[int]:
+    """Return the token ids of a field: a list of them, or an object with a number for each."""
+    if name != "logit_bias":
+        if isinstance(value, list) and _are_ids(value):
+            return value
+        raise FieldError(name, f"'{name}' must be a list of token ids")
+    if isinstance(value, dict):
+        refuse_above(facts.vocabulary, len(value), "'logit_bias' has", "entries")
+        are_numbers = all(type(number) in (int, float) for number in value.values())
+        if are_numbers and all(map(_ID.fullmatch, value)):
+            return [int(key) for key in value]
+    raise FieldError(name, "'logit_bias' must be an object with a number for each token id")
 
 
 def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[str]:
@@ -131,6 +177,17 @@ def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[st
             check_prompt_ids(name, prompt, facts)
         else:
             raise FieldError(name, f"'{name}' must be a text, token ids, or a list of them")
+
+
+def _check_completions(route: Route, body: Mapping[str, Any], limits: Limits) -> None:
+    """Refuse what the model never has room for. vLLM would begin to work on the first prompts."""
+    prompts = body.get(route.prompts[0]) if route.prompts else None
+    count = len(prompts) if isinstance(prompts, list) and not _are_ids(prompts) else 1
+    n = body.get("n")
+    asked = count * n if type(n) is int else count
+    refuse_above(
+        limits.max_requests_in_flight, asked, "the request asks for", "completions or inputs"
+    )
 
 
 def _are_ids(value: list[Any]) -> bool:
@@ -182,6 +239,7 @@ def _conversation(
         texts = _Texts(limits)
         for number, item in enumerate(body["input"]):
             _item(item, f"input[{number}]", texts)
+        check_forms(body["input"])
     # 3) The rest
     _check_tools(limits, body.get("tools") or [])
     # The arguments of a template may be texts, too.

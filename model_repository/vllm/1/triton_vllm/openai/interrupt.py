@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, final
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from types import TracebackType
 
-    from triton_vllm.base.errors import AdapterError
+
+class Gone(Exception):  # noqa: N818 - nobody gets it as an error
+    """The client has left before its request was passed on."""
 
 
 @final
@@ -19,14 +23,14 @@ class Interrupt:
         entered: contains this object while the task is in the block.
 
     Raises:
-        AdapterError: the error that ended the block.
+        Exception: the error that ended the block.
     """
 
     # `asyncio.wait_for` would start a second task for each request, and Python 3.10 has no
     # `asyncio.timeout`.
     def __init__(self, entered: set[Interrupt]) -> None:
         self._entered = entered
-        self._error: AdapterError | None = None
+        self._error: Exception | None = None
         self._task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> Interrupt:
@@ -52,8 +56,31 @@ class Interrupt:
         if kind is None or issubclass(kind, asyncio.CancelledError):
             raise self._error from None
 
-    def end(self, error: AdapterError) -> None:
+    def end(self, error: Exception) -> None:
         """End the block with an error; the first one counts."""
         if self._error is None and self._task is not None:
             self._error = error
             self._task.cancel()
+
+
+@asynccontextmanager
+async def ended_with_client(
+    receive: Callable[[], Awaitable[Mapping[str, Any]]], interrupt: Interrupt
+) -> AsyncIterator[None]:
+    """End the rest of an interrupt's block with ``Gone`` when the client leaves.
+
+    Args:
+        receive: returns the next message of ASGI. The whole body has been received.
+        interrupt: the block. The current task is in it.
+    """
+
+    async def watch() -> None:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            interrupt.end(Gone())
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()

@@ -6,6 +6,7 @@ import json
 from http import HTTPStatus
 
 from triton_vllm import vllm_api
+from triton_vllm.base.coerce import shown
 from triton_vllm.base.errors import AdapterError, InvalidRequestError
 
 
@@ -32,7 +33,8 @@ class FieldError(InvalidRequestError):
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
-        self.name = name
+        # A client could send a name of megabytes.
+        self.name = shown(name)
 
 
 # vLLM's names of these kinds of errors.
@@ -48,6 +50,11 @@ def status_of(error: AdapterError) -> HTTPStatus:
     if isinstance(error, HttpRefusalError):
         return error.status
     return vllm_api.status_of(error)
+
+
+def event_of(error: AdapterError, path: str) -> bytes:
+    """Return the event that ends a stream which cannot go on."""
+    return b"event: error\ndata: " + body_of(error, path) + b"\n\n"
 
 
 def body_of(error: AdapterError, path: str) -> bytes:

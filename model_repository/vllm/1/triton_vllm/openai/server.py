@@ -8,22 +8,23 @@ import os
 import resource
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.openai.connection import bounded
-from triton_vllm.openai.door import Door
-from triton_vllm.openai.seam import Seam
+from triton_vllm.openai.acceptor import Acceptor
+from triton_vllm.openai.checked_engine import CheckedEngine
+from triton_vllm.openai.connection import MOST_REFUSED, bounded
+from triton_vllm.openai.middleware import Middleware
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.openai.checked_engine import Rules
     from triton_vllm.openai.port import Port
-    from triton_vllm.openai.seam import Rules
 
 CLOSE_S = 2.0
 """How long the errors of requests that were cut off may take to be written, s."""
@@ -93,10 +94,11 @@ class Server:
     def __init__(self, plan: Plan, rules: Rules, note: Callable[[str, Exception], None]) -> None:
         self._plan = plan
         self._rules = rules
-        self._door = Door(rules, plan.key, note, shared=plan.port.shared)
+        self._middleware = Middleware(rules, plan.key, note, shared=plan.port.shared)
         self._application: vllm_api.Application | None = None
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
+        self._accepting: asyncio.Task[None] | None = None
 
     async def use(self, llm: EngineClient, tasks: Sequence[str]) -> None:
         """Answer with this engine from now on; the first one opens the port.
@@ -104,52 +106,59 @@ class Server:
         Raises:
             Exception: vLLM's own exception; ConfigError if the port cannot be opened.
         """
-        seam: Any = Seam(llm, self._rules)
+        checked: Any = CheckedEngine(llm, self._rules)
         if self._application is None:
-            self._application = vllm_api.build_application(seam, self._plan.args, tasks)
+            self._application = vllm_api.build_application(
+                self._rules.vllm, checked, self._plan.args, tasks
+            )
             # vLLM's handlers end the server of a dead engine. This one waits for the next engine.
             self._application.app.state.server = SimpleNamespace(should_exit=False)
-        await self._application.use(seam, tasks)
+        await self._application.use(checked, tasks)
         for name in self._rules.adapters.listed:
-            self._know(name)
-        self._door.llm = llm
-        self._door.know = self._know
-        self._door.app = self._application.app
+            self._application.add_adapter(name)
+        self._middleware.llm = llm
+        self._middleware.application = self._application
         if self._serving is None:
             await self._open()
 
     def leave(self) -> None:
         """Take no more requests."""
-        self._door.leave()
+        self._middleware.leave()
 
     async def close(self) -> None:
         """End the connections; the requests have been ended."""
-        self._door.close()
-        if self._serving is None:
+        self._middleware.close()
+        if self._serving is None or self._accepting is None:
             return
+        self._accepting.cancel()
         self._server.should_exit = True
         # The server itself cancels what takes longer than `CLOSE_S`.
         await asyncio.wait({self._serving}, timeout=2 * CLOSE_S)
         for connection in [*self._server.server_state.connections]:
             connection.transport.abort()
 
-    def _know(self, name: str) -> None:
-        if self._application is not None:
-            # The seam replaces it by the adapter itself. So its number and its path mean nothing.
-            self._application.know(self._rules.vllm.LoRARequest(name, 1, name))
-
     async def _open(self) -> None:
         import uvicorn
 
-        listening = self._plan.port.listen()
-        self._server = uvicorn.Server(self._plan.config(self._door))
-        _release_in_children(listening, self._server)
-        self._serving = asyncio.create_task(self._server.serve([listening]))
+        config = self._plan.config(self._middleware)
+        self._server = uvicorn.Server(config)
+        state = self._server.server_state
+        acceptor = Acceptor(
+            self._plan.port.listen(),
+            partial(config.http_protocol_class, config=config, server_state=state, app_state={}),
+            config.ssl,
+            state.connections,
+            config.limit_concurrency + MOST_REFUSED,
+        )
+        _release_in_children(acceptor, self._server)
+        # The acceptor has the port.
+        self._serving = asyncio.create_task(self._server.serve(sockets=[]))
         # uvicorn tells nobody when it has begun.
         while not self._server.started and not self._serving.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         if self._serving.done():
             raise ConfigError("OPENAI_PORT: the server did not start; the log has the reason")
+        self._accepting = asyncio.create_task(acceptor.run())
 
 
 def _files() -> int:
@@ -162,7 +171,7 @@ def _files() -> int:
     return few if few != resource.RLIM_INFINITY else 2 * CONNECTIONS
 
 
-def _release_in_children(listening: socket.socket, server: Any) -> None:
+def _release_in_children(acceptor: Acceptor, server: Any) -> None:
     """Close the port and its connections in each process that is forked from this one.
 
     An engine that starts again would otherwise hold them: a client would not see the end of its
@@ -174,7 +183,7 @@ def _release_in_children(listening: socket.socket, server: Any) -> None:
         alive = known()
         if alive is None:
             return
-        sockets = [listening]
+        sockets = acceptor.sockets
         sockets += [c.transport.get_extra_info("socket") for c in alive.server_state.connections]
         for own in sockets:
             # Closing the object would use the parent's event loop.

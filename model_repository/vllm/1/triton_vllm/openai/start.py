@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.openai import arguments
+from triton_vllm.openai.checked_engine import Rules
 from triton_vllm.openai.port import Port, claim, is_loopback
-from triton_vllm.openai.seam import Rules
 from triton_vllm.openai.server import Plan, Server
 
 if TYPE_CHECKING:

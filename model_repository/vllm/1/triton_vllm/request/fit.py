@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api import Facts
 
 
+# After each token, vLLM compares all patterns in the process that serves all requests. That takes
+# up to half as many comparisons. Without a limit, one token took 8 s (20,000 tokens, vLLM 0.32).
+MOST_REPETITION = 1 << 15
+"""The most that ``max_pattern_size`` squared, times ``min_count``, may be."""
+
+
 def check_fit(request: Request, facts: Facts, limits: Limits) -> None:
     """Refuse a request that the model cannot take.
 
@@ -88,6 +94,17 @@ def check_params(params: Any, facts: Facts) -> None:
         ids = getattr(params, name, None)
         if ids:
             check_ids(name, ids, facts)
+    _check_repetition(getattr(params, "repetition_detection", None))
+
+
+def _check_repetition(wanted: Any) -> None:
+    size = getattr(wanted, "max_pattern_size", 0)
+    cost = size * size * getattr(wanted, "min_count", 0)
+    if cost > MOST_REPETITION:
+        raise InvalidRequestError(
+            f"repetition_detection: max_pattern_size {size} squared, times min_count, is {cost}; "
+            f"this model takes at most {MOST_REPETITION}"
+        )
 
 
 def check_ids(name: str, ids: Collection[int], facts: Facts) -> None:

@@ -186,9 +186,6 @@ def _constraint(schema: Schema, fields: dict[str, Any], limits: Limits) -> Any:
     # vLLM takes this string for an object without a check.
     if isinstance(fields.get("structural_tag"), str):
         _object(fields["structural_tag"], f"{schema.structured_name}.structural_tag")
-    # A grammar's compiler cannot hold larger integers.
-    json_schema = _from_json(fields.get("json"), None)
-    check_integers(json_schema, f"sampling parameter '{schema.structured_name}'")
     return _coerced(schema, schema.structured_name, fields, schema.structured)
 
 

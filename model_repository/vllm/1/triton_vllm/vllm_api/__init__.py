@@ -35,6 +35,7 @@ from triton_vllm.vllm_api.openai import (
     OpenAiError,
     as_vllms,
     build_application,
+    completes_items,
     ends_generate,
     server_arg_types,
     server_args,

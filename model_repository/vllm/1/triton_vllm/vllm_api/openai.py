@@ -44,6 +44,10 @@ SERVER_PLACES: Mapping[str, tuple[str, ...]] = {
     ),
     "FlexibleArgumentParser": ("vllm.utils.argparse_utils", "vllm.utils"),
     "InputStreamError": ("vllm.v1.engine.async_llm",),
+    "ResponsesRequest": (
+        "vllm.entrypoints.openai.responses.protocol",
+        "vllm.entrypoints.openai.protocol",
+    ),
 }
 """Names of vLLM's server, and the modules that may contain them."""
 
@@ -57,10 +61,12 @@ class Application:
     """vLLM's OpenAI application, without an engine.
 
     Attributes:
+        vllm: the loaded vLLM.
         app: the ASGI application.
         args: the arguments of vLLM's server, with the engine's.
     """
 
+    vllm: Vllm
     app: Any
     args: Any
 
@@ -80,13 +86,11 @@ class Application:
         }
         await init(**_taken(init, given))
 
-    def know(self, adapter: Any) -> None:
-        """Take an adapter's name for the name of a model.
-
-        Args:
-            adapter: vLLM's LoRARequest with that name.
-        """
-        self.app.state.openai_serving_models.lora_requests.setdefault(adapter.lora_name, adapter)
+    def add_adapter(self, name: str) -> None:
+        """Take an adapter's name for the name of a model."""
+        # The engine gets the adapter itself in its place. So the number and the path mean nothing.
+        named = self.vllm.LoRARequest(name, 1, name)
+        self.app.state.openai_serving_models.lora_requests.setdefault(name, named)
 
 
 def server_arg_types(vllm: Vllm) -> dict[str, Any]:
@@ -137,7 +141,9 @@ def server_args(
     return args
 
 
-def build_application(llm: EngineClient, args: Any, tasks: Sequence[str]) -> Application:
+def build_application(
+    vllm: Vllm, llm: EngineClient, args: Any, tasks: Sequence[str]
+) -> Application:
     """Return vLLM's application; ``Application.use`` gives it the engine.
 
     Raises:
@@ -158,7 +164,7 @@ def build_application(llm: EngineClient, args: Any, tasks: Sequence[str]) -> App
         app = build(**_taken(build, given))
     finally:
         logging.root.setLevel(level)
-    return Application(app, args)
+    return Application(vllm, app, args)
 
 
 def as_vllms(vllm: Vllm, error: AdapterError) -> Exception:
@@ -186,6 +192,14 @@ def ends_generate(vllm: Vllm, error: AdapterError) -> Exception:
     except OpenAiError:
         return raised
     return wrapped
+
+
+def completes_items() -> bool:
+    """Return whether vLLM adds the ids and states that items of a response's input lack."""
+    try:
+        return hasattr(_find("ResponsesRequest"), "input_item_parsing")
+    except OpenAiError:
+        return False
 
 
 def status_of(error: AdapterError) -> HTTPStatus:

@@ -94,12 +94,12 @@ class Rules:
             AdapterError: the reason for a refusal.
         """
         request = REQUEST.get()
-        # Every way to the application leads through the door.
+        # Every way to the application leads through the middleware.
         if request is None:
-            raise InternalError("the request has not come through the door")
+            raise InternalError("the request has not come through the middleware")
         if request.ended is not None:
             raise request.ended
-        # 1) The state may have changed since the request came through the door.
+        # 1) The state may have changed since the request came through the middleware.
         self.gate.require_alive()
         self.gate.require_awake()
         if self.runner.operator.closed:
@@ -152,7 +152,7 @@ class Rules:
             await self.prompter.try_constraint(llm, constraint)
 
 
-class Seam:
+class CheckedEngine:
     """An AsyncLLM that refuses what the rules refuse.
 
     Args:
@@ -202,7 +202,7 @@ class Seam:
             # A request may have hundreds of prompts, and vLLM tokenizes `bad_words` for each.
             await rules.prompter.take_turn()
             if request is None:
-                raise InternalError("the request has not come through the door")
+                raise InternalError("the request has not come through the middleware")
             if request.ended is not None:
                 raise request.ended
         except AdapterError as error:

@@ -8,26 +8,33 @@ from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.base.errors import DEAD, AdapterError, InternalError, UnavailableError
-from triton_vllm.openai.body import Bodies, Gone, parse
+from triton_vllm.base.errors import (
+    DEAD,
+    AdapterError,
+    InternalError,
+    InvalidRequestError,
+    UnavailableError,
+)
+from triton_vllm.openai.body import SHORT, Bodies, parse
+from triton_vllm.openai.checked_engine import REQUEST
 from triton_vllm.openai.contents import check
 from triton_vllm.openai.fields import ROUTES
-from triton_vllm.openai.interrupt import Interrupt
-from triton_vllm.openai.refusal import HttpRefusalError, body_of, status_of
-from triton_vllm.openai.seam import REQUEST
+from triton_vllm.openai.interrupt import Gone, Interrupt, ended_with_client
+from triton_vllm.openai.refusal import HttpRefusalError, body_of, event_of, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from triton_vllm.base.protocols import EngineClient
     from triton_vllm.engine.openai_requests import OpenAiRequest
+    from triton_vllm.openai.checked_engine import Rules
+    from triton_vllm.openai.contents import Content
     from triton_vllm.openai.fields import Route
-    from triton_vllm.openai.seam import Rules
+    from triton_vllm.vllm_api import Application
 
     Message = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]
     Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # vLLM's server reads a rank, a priority, a session and the request's id from others. Two requests
 # with one id would be stopped together.
@@ -40,7 +47,7 @@ _HEADERS = frozenset({
 UNLOADING = "the model is being unloaded"
 
 
-class Door:
+class Middleware:
     """Takes each HTTP request of the port.
 
     Args:
@@ -50,9 +57,8 @@ class Door:
         shared: whether other instances listen on the same port.
 
     Attributes:
-        app: vLLM's application. None before it serves.
+        application: vLLM's application. None before it serves.
         llm: the engine that the application answers with.
-        know: makes the name of an adapter known to the application.
         closed: whether the model is being unloaded. ``leave`` sets it.
     """
 
@@ -66,9 +72,8 @@ class Door:
         self._bodies = Bodies(rules.limits)
         self._reading: set[Interrupt] = set()
         self._checking: set[Interrupt] = set()
-        self.app: App | None = None
+        self.application: Application | None = None
         self.llm: EngineClient | None = None
-        self.know: Callable[[str], None] = lambda name: None  # noqa: ARG005
         self.closed = False
 
     def leave(self) -> None:
@@ -109,7 +114,7 @@ class Door:
             return
         # A browser asks without a key whether it may ask.
         if method == "OPTIONS":
-            await self._pass_on(scope, b"", receive, send)
+            await self._pass_on(scope, _messages(b""), receive, send)
             return
         if method != route.method:
             raise HttpRefusalError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {route.method}")
@@ -118,30 +123,49 @@ class Door:
         if self.closed:
             raise UnavailableError(UNLOADING)
         if method == "GET":
-            await self._pass_on(scope, b"", receive, send)
+            await self._pass_on(scope, _messages(b""), receive, send)
             return
         _check_encoding(headers)
         # 1) Refuse what no request may do now, before anything is read.
         self._require_admission()
-        requests = self._rules.runner.openai_requests
         with ExitStack() as until_answered:
-            with ExitStack() as until_passed_on:
-                with Interrupt(self._reading) as interrupt:
-                    declared = _declared_length(headers)
-                    body = await self._bodies.read(receive, declared, interrupt, until_passed_on)
-                # 2) Count the request. Before its body has arrived, it takes no place: clients that
-                # send slowly would otherwise keep others out, also those of Triton.
-                self._require_admission()
-                request = requests.begin()
-                until_answered.callback(requests.finish, request)
-                # 3) Check the body.
-                with Interrupt(self._checking):
-                    await self._check(route, body, request)
+            request, unread = await self._take(route, headers, receive, until_answered)
             if request.ended is not None:
                 raise request.ended
             # 4) Pass it on. The application's tasks inherit the request.
             REQUEST.set(request)
-            await self._pass_on(scope, body, receive, send)
+            await self._pass_on(scope, unread, receive, send)
+
+    async def _take(
+        self,
+        route: Route,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        until_answered: ExitStack,
+    ) -> tuple[OpenAiRequest, list[Message]]:
+        """Return a request that has been checked, and its body as the application receives it.
+
+        Nothing else holds the body: an answer may take an hour.
+        """
+        requests = self._rules.runner.openai_requests
+        with ExitStack() as until_passed_on:
+            with Interrupt(self._reading) as interrupt:
+                declared = _declared_length(headers)
+                body = await self._bodies.read(receive, declared, interrupt, until_passed_on)
+            # 2) Count the request. Before its body has arrived, it takes no place: clients that
+            # send slowly would otherwise keep others out, also those of Triton.
+            self._require_admission()
+            request = requests.begin()
+            until_answered.callback(requests.finish, request)
+            # 3) Check the body.
+            with Interrupt(self._checking) as interrupt:
+                content = self._content(route, body)
+                if len(body) > SHORT or content.constraint is not None:
+                    async with ended_with_client(receive, interrupt):
+                        await self._check(content, request)
+                else:
+                    await self._check(content, request)
+        return request, _messages(body)
 
     def _require_admission(self) -> None:
         if self.closed:
@@ -150,12 +174,16 @@ class Door:
         self._rules.gate.require_awake()
         self._rules.gate.require_room()
 
-    async def _check(self, route: Route, read: bytes, request: OpenAiRequest) -> None:
+    def _content(self, route: Route, read: bytes) -> Content:
         rules = self._rules
         body = parse(rules.limits, read, rules.facts)
-        content = check(route, body, rules.limits, rules.facts)
+        return check(route, body, rules.limits, rules.facts)
+
+    async def _check(self, content: Content, request: OpenAiRequest) -> None:
+        rules = self._rules
         llm = self.llm
-        if llm is None:
+        application = self.application
+        if llm is None or application is None:
             raise UnavailableError(DEAD)
         for text in content.texts:
             await rules.prompter.check_text(llm, text, rules.facts.max_tokens)
@@ -163,9 +191,9 @@ class Door:
             await rules.prompter.check_videos(content.messages)
         if content.constraint is not None:
             await rules.prompter.try_constraint(llm, content.constraint)
-        request.adapter = await rules.adapter(llm, body.get("model"))
+        request.adapter = await rules.adapter(llm, content.model)
         if request.adapter is not None:
-            self.know(body["model"])
+            application.add_adapter(content.model)
 
     def _route(self, scope: Message) -> Route:
         path = scope["path"]
@@ -190,30 +218,50 @@ class Door:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(digest, self._key):
             raise HttpRefusalError(HTTPStatus.UNAUTHORIZED, "Authorization: Bearer KEY is missing")
 
-    async def _pass_on(self, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
-        if self.app is None:
+    async def _pass_on(
+        self, scope: Message, unread: list[Message], receive: Receive, send: Send
+    ) -> None:
+        if self.application is None:
             raise UnavailableError(DEAD)
         headers = [(name, value) for name, value in scope["headers"] if name in _HEADERS]
-        headers.append((b"content-length", str(len(body)).encode()))
+        length = sum(len(message["body"]) for message in unread)
+        headers.append((b"content-length", str(length).encode()))
         passed = {**scope, "headers": headers, "query_string": b""}
-        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def received() -> Message:
             return unread.pop() if unread else await receive()
 
         try:
-            await self.app(passed, received, send)
-        # vLLM's handlers have answered all that they know. A client could fill the log with the
-        # tracebacks of the others.
+            await self.application.app(passed, received, send)
+        # vLLM's handlers have answered all that they know, except in a stream of responses. A
+        # client could fill the log with the tracebacks of the others.
         except Exception as error:  # noqa: BLE001
+            await self._end(scope["path"], error, send)
+
+    async def _end(self, path: str, error: Exception, send: Send) -> None:
+        """Tell the client of an exception of the application."""
+        failed: AdapterError
+        if isinstance(error, self._rules.vllm.refusals):
+            failed = InvalidRequestError(str(error))
+        elif isinstance(error, self._rules.vllm.busy_errors):
+            failed = UnavailableError(str(error))
+        else:
             self._note("vLLM's application failed", error)
             failed = InternalError(
                 "the request failed in vLLM's server; the server's log has the details"
             )
-            # uvicorn takes no second start of a response. It closes the connection, so the client
-            # sees that something is missing. Noting the first start would cost time for each token.
+        try:
+            await _refuse(send, failed, path)
+        # uvicorn takes no second start of a response. Noting the first one would cost time for each
+        # token. If the answer is no stream, uvicorn takes no event either, and closes the
+        # connection. The client then sees that something is missing.
+        except RuntimeError:
             with suppress(RuntimeError):
-                await _refuse(send, failed, scope["path"])
+                await send({"type": "http.response.body", "body": event_of(failed, path)})
+
+
+def _messages(body: bytes) -> list[Message]:
+    return [{"type": "http.request", "body": body, "more_body": False}]
 
 
 def _end_all(blocks: set[Interrupt]) -> None:

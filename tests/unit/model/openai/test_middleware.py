@@ -1,9 +1,10 @@
-"""The door in front of vLLM's application, with a stand-in for the application; its loop and its counting are real."""
+"""The middleware in front of vLLM's application, with a stand-in for the application; its loop and its counting are real."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,21 @@ from triton_vllm.base.errors import UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
-from triton_vllm.openai import door
-from triton_vllm.openai.door import Door
+from triton_vllm.openai import middleware
+from triton_vllm.openai.body import SHORT
+from triton_vllm.openai.checked_engine import REQUEST
 from triton_vllm.openai.fields import ROUTES
-from triton_vllm.openai.seam import REQUEST
+from triton_vllm.openai.middleware import Middleware
 from triton_vllm.vllm_api import Facts
 
 TEXT = "/v1/completions"
-VLLM: Any = SimpleNamespace(refusals=(), busy_errors=(), client_errors=(ValueError,))
+
+
+class RefusalError(Exception):
+    """vLLM's exception for a wrong request."""
+
+
+VLLM: Any = SimpleNamespace(refusals=(RefusalError,), busy_errors=(), client_errors=(ValueError,))
 
 
 class Gate:
@@ -60,7 +68,7 @@ class App:
 
 
 class Client:
-    """Sends requests to a door."""
+    """Sends requests to the middleware."""
 
     def __init__(self, key="", *, shared=False):
         self.up = True
@@ -69,13 +77,22 @@ class Client:
         runner = SimpleNamespace(openai_requests=requests, is_up=lambda: self.up)
         self.gate, self.app = Gate(), App()
         rules: Any = SimpleNamespace(
-            gate=self.gate, runner=runner, facts=Facts(max_tokens=100), limits=USUAL, prompter=Prompter(), adapter=self.adapter
+            vllm=VLLM,
+            gate=self.gate,
+            runner=runner,
+            facts=Facts(max_tokens=100),
+            limits=USUAL,
+            prompter=Prompter(),
+            adapter=self.adapter,
         )
         self.prompter = rules.prompter
         self.openai_requests = requests
-        self.door = Door(rules, key, lambda *args: self.log.append(args), shared=shared)
+        self.middleware = Middleware(rules, key, lambda *args: self.log.append(args), shared=shared)
         llm: Any = object()
-        self.door.app, self.door.llm = self.app, llm
+        self.adapters: list[str] = []
+        application: Any = SimpleNamespace(app=self.app, add_adapter=self.adapters.append)
+        self.application = application
+        self.middleware.application, self.middleware.llm = application, llm
 
     async def adapter(self, llm, name):
         return SimpleNamespace(request=name) if name == "sql" else None
@@ -94,7 +111,7 @@ class Client:
 
         scope = {"type": "http", "path": path, "raw_path": raw_path or path.encode(), "method": method}
         scope |= {"headers": [(b"content-length", str(len(data)).encode()), *headers], "query_string": b"a=b"}
-        await self.door(scope, receive, send)
+        await self.middleware(scope, receive, send)
         return (got[0]["status"], got[1]["body"]) if got else None
 
 
@@ -161,12 +178,12 @@ async def test_other_methods_are_refused(method):
 async def test_health_is_that_of_the_engine():
     """It needs no key, and no application."""
     client = Client(key="secret")
-    client.door.app = None
+    client.middleware.application = None
     assert await client.ask("/health", method="GET") == (200, b"")
     client.up = False
     assert await client.ask("/health", method="GET") == (503, b"")
     client.up = True
-    client.door.leave()
+    client.middleware.leave()
     assert await client.ask("/health", method="GET") == (503, b"")
 
 
@@ -183,7 +200,7 @@ async def test_the_gate_is_asked_first(what):
 async def test_an_unloading_model_takes_nothing():
     """Health says so, too."""
     client = Client()
-    client.door.leave()
+    client.middleware.leave()
     assert (await client.ask())[0] == (await client.ask("/v1/models", method="GET"))[0] == 503
     assert client.app.got == []
 
@@ -234,11 +251,9 @@ async def test_a_constraint_is_tried_before_the_response_starts():
 async def test_an_adapter_is_known_before_the_application_reads_its_name():
     """By the name that the request has for its model."""
     client = Client()
-    names: list[str] = []
-    client.door.know = names.append
     await client.ask(body={"prompt": "x", "model": "sql"})
     await client.ask(body={"prompt": "x", "model": "other"})
-    assert names == ["sql"]
+    assert client.adapters == ["sql"]
     assert [request.adapter and request.adapter.request for _, _, request in client.app.got] == ["sql", None]
 
 
@@ -266,12 +281,48 @@ async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):
     def check(*args):
         raise KeyError("at /secret/place")
 
-    monkeypatch.setattr(door, "check", check)
+    monkeypatch.setattr(middleware, "check", check)
     status, body = await client.ask()
     assert (status, json.loads(body)["error"]["code"]) == (500, 500)
     assert b"secret" not in body
     assert [what for what, _ in client.log] == ["a request to the OpenAI port was not checked"]
     assert client.openai_requests.is_empty()
+
+
+async def test_a_refusal_after_the_start_of_a_stream_is_an_event():
+    """vLLM asks the engine for a response only after the stream has begun, and answers no exception then."""
+    for error, status, said in ((RefusalError("logit_bias"), 400, "logit_bias"), (RuntimeError("/secret"), 500, "server's log")):
+        client = Client()
+        got: list[Any] = []
+
+        async def app(scope, receive, send, error=error):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            raise error
+
+        async def send(message, got=got):
+            if got and message["type"] == "http.response.start":
+                raise RuntimeError("a second start")  # as uvicorn does
+            got.append(message)
+
+        async def receive():
+            return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
+
+        client.application.app = app
+        await client.middleware({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, send)
+        name, data, end = got[-1]["body"].decode().split("\n", 2)
+        assert (name, end) == ("event: error", "\n")
+        answer = json.loads(data.removeprefix("data: "))["error"]
+        assert answer["code"] == status
+        assert said in answer["message"]
+        assert "secret" not in answer["message"]
+        assert bool(client.log) == (status == 500)
+
+
+async def test_a_long_name_is_cut_in_the_answer():
+    """It is named twice."""
+    status, body = await Client().ask(body={"x" * 1_000_000: 1})
+    assert status == 400
+    assert len(body) < 500
 
 
 @pytest.mark.parametrize(("encoding", "expected"), [(b"gzip", 415), (b"br", 415), (b"Identity", 200)])
@@ -300,12 +351,12 @@ async def test_a_request_counts_when_its_body_has_arrived(change):
         got.append(message)
 
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    answering = asyncio.ensure_future(client.middleware(scope, receive, send))
     await waiting.wait()
     assert client.openai_requests.is_empty()
     client.gate.refuses = change
     if change == "unload":
-        client.door.leave()
+        client.middleware.leave()
     arrived.set()
     await answering
     assert (got[0]["status"], weights[0]) == ((503, 0) if change else (200, 1))
@@ -334,13 +385,13 @@ async def test_an_unload_refuses_what_has_not_been_passed_on(waits):
 
     client.prompter.check_text = check_text
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    answering = asyncio.ensure_future(client.door(scope, receive, send))
+    answering = asyncio.ensure_future(client.middleware(scope, receive, send))
     await waiting.wait()
-    client.door.leave()
+    client.middleware.leave()
     await asyncio.sleep(0.01)
     # What counts already has its time.
     assert answering.done() == (waits == "read")
-    client.door.close()
+    client.middleware.close()
     await asyncio.wait_for(answering, 5)
     assert got[0]["status"] == 503
     assert b"being unloaded" in got[1]["body"]
@@ -358,9 +409,9 @@ async def test_a_request_that_is_cancelled_while_the_model_unloads_ends():
         await asyncio.Event().wait()
 
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    answering = asyncio.ensure_future(client.door(scope, receive, None))
+    answering = asyncio.ensure_future(client.middleware(scope, receive, None))
     await waiting.wait()
-    client.door.leave()
+    client.middleware.leave()
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answering
@@ -385,13 +436,75 @@ async def test_a_client_that_has_gone_gets_no_answer():
         raise AssertionError(message)
 
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    await client.door(scope, receive, send)
+    await client.middleware(scope, receive, send)
     assert client.app.got == []
     assert client.openai_requests.is_empty()
+
+
+LONG = json.dumps({"prompt": "x"}).encode() + b" " * SHORT
+CONSTRAINED = json.dumps({"prompt": "x", "structured_outputs": {"regex": "a+"}}).encode()
+
+
+@pytest.mark.parametrize("body", [LONG, CONSTRAINED])
+async def test_a_client_that_leaves_stops_the_checks_of_its_request(body):
+    """Its place is free at once."""
+    client = Client()
+    checking, left = asyncio.Event(), asyncio.Event()
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+    stopped: list[bool] = []
+
+    async def receive():
+        if waiting:
+            return waiting.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def slow(*args):
+        checking.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(True)
+
+    async def send(message):
+        raise AssertionError(message)
+
+    client.prompter.check_text = client.prompter.try_constraint = slow
+    scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
+    answering = asyncio.ensure_future(client.middleware(scope, receive, send))
+    await checking.wait()
+    assert client.openai_requests.weight == 1
+    left.set()
+    await asyncio.wait_for(answering, 5)
+    assert stopped == [True]
+    assert client.app.got == []
+    assert client.openai_requests.is_empty()
+
+
+async def test_the_body_is_gone_once_the_application_has_it():
+    """An answer may be streamed for an hour."""
+    client = Client()
+    body = LONG + b" "
+    alone = sys.getrefcount(body)
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+    counts: list[int] = []
+
+    async def receive():
+        return waiting.pop()
+
+    async def app(scope, receive, send):
+        read = await receive()
+        counts.append(sys.getrefcount(body))
+        del read
+        counts.append(sys.getrefcount(body))
+
+    client.application.app = app
+    await client.middleware({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, None)
+    assert counts == [alone + 1, alone]
 
 
 async def test_other_kinds_of_connections_are_not_answered():
     """A websocket reaches no application."""
     client = Client()
-    await client.door({"type": "websocket", "path": "/v1/realtime"}, None, None)
+    await client.middleware({"type": "websocket", "path": "/v1/realtime"}, None, None)
     assert client.app.got == []

@@ -17,7 +17,7 @@ from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.turns import Turns
 from triton_vllm.lora.config import Adapters
-from triton_vllm.openai.seam import REQUEST, Rules, Seam
+from triton_vllm.openai.checked_engine import REQUEST, CheckedEngine, Rules
 from triton_vllm.vllm_api import Facts
 
 
@@ -95,7 +95,7 @@ def params(**values):
 
 @pytest.fixture
 async def place():
-    """A seam, the engine behind it, the runner and the request that this task works on."""
+    """A checked engine, the engine behind it, the runner and the request that this task works on."""
     llm = Llm()
     operator = SimpleNamespace(asleep=False, closed=False)
     runner: Any = SimpleNamespace(operator=operator, is_up=lambda: True, moved=0)
@@ -111,10 +111,10 @@ async def place():
     rules = Rules(VLLM, Gate(runner, 10, None), runner, facts, limits, prompter, Adapters())
     request = runner.openai_requests.begin()
     token = REQUEST.set(request)
-    place = SimpleNamespace(seam=Seam(llm, rules), llm=llm, prompter=prompter, runner=runner, request=request)
+    place = SimpleNamespace(checked=CheckedEngine(llm, rules), llm=llm, prompter=prompter, runner=runner, request=request)
 
     def change(**values):
-        place.seam = Seam(llm, replace(rules, limits=replace(limits, **values)))
+        place.checked = CheckedEngine(llm, replace(rules, limits=replace(limits, **values)))
 
     place.limits = change
     yield place
@@ -123,13 +123,13 @@ async def place():
 
 async def test_outputs_pass_and_count_as_movement(place):
     """The engine counts as working while it gives outputs, whichever API they are for."""
-    outputs = place.seam.generate({"prompt_token_ids": [1]}, params(), "one")
+    outputs = place.checked.generate({"prompt_token_ids": [1]}, params(), "one")
     first = asyncio.ensure_future(anext(outputs))
     await asyncio.sleep(0)
     place.llm.collectors["one"].put("output")
     assert await first == "output"
     assert place.runner.moved == 1
-    assert place.seam.aborted is place.llm.aborted
+    assert place.checked.aborted is place.llm.aborted
 
 
 @pytest.mark.parametrize(
@@ -147,34 +147,34 @@ async def test_outputs_pass_and_count_as_movement(place):
 async def test_a_request_that_asks_for_too_much_is_refused_at_once(place, asked, error, text):
     """By the call itself, so that a stream has not started."""
     with pytest.raises(error, match=text):
-        place.seam.generate({"prompt_token_ids": [1]}, asked, "one")
+        place.checked.generate({"prompt_token_ids": [1]}, asked, "one")
     assert place.llm.collectors == {}
 
 
 @pytest.mark.parametrize("change", [{"closed": True}, {"asleep": True}])
 async def test_a_model_that_fell_asleep_meanwhile_refuses(place, change):
-    """The door was passed before."""
+    """The middleware was passed before."""
     vars(place.runner.operator).update(change)
     with pytest.raises(BusyError, match="asleep") as raised:
-        place.seam.generate({}, params(), "one")
+        place.checked.generate({}, params(), "one")
     assert raised.value.status == 503
 
 
 async def test_completions_count(place):
     """One for the request, which the first completion is, and one for each other."""
     assert place.runner.openai_requests.weight == 1
-    place.seam.generate({}, params(n=4), "one")
+    place.checked.generate({}, params(n=4), "one")
     assert place.runner.openai_requests.weight == 4
-    place.seam.generate({}, params(n=4), "two")
+    place.checked.generate({}, params(n=4), "two")
     assert place.runner.openai_requests.weight == 8
     with pytest.raises(ClientError, match="12 completions or inputs"):
-        place.seam.generate({}, params(n=4), "three")
+        place.checked.generate({}, params(n=4), "three")
     other = place.runner.openai_requests.begin()
     REQUEST.set(other)
     with pytest.raises(BusyError, match="more than 10 requests"):
-        place.seam.generate({}, params(n=3), "four")
+        place.checked.generate({}, params(n=3), "four")
     place.runner.openai_requests.finish(place.request)
-    place.seam.generate({}, params(n=3), "four")
+    place.checked.generate({}, params(n=3), "four")
     assert place.runner.openai_requests.weight == 3
 
 
@@ -183,33 +183,33 @@ async def test_the_prompts_of_a_request_cost_together(place):
     ids = params(allowed_token_ids=[*range(50)])
     place.limits(max_token_ids=100)
     for number in range(2):
-        place.seam.generate({}, ids, str(number))
+        place.checked.generate({}, ids, str(number))
     with pytest.raises(ClientError, match="for all prompts 150 token ids; this model takes at most 100: send fewer"):
-        place.seam.generate({}, ids, "three")
+        place.checked.generate({}, ids, "three")
 
 
 async def test_so_do_their_log_probabilities(place):
     """Each is small enough."""
     place.limits(max_logprob_values=100)
     for number in range(2):
-        place.seam.generate({"prompt_token_ids": [1]}, params(logprobs=10), str(number))
+        place.checked.generate({"prompt_token_ids": [1]}, params(logprobs=10), str(number))
     with pytest.raises(ClientError, match="for all prompts 150 values; this model takes at most 100: send fewer"):
-        place.seam.generate({"prompt_token_ids": [1]}, params(logprobs=10), "three")
+        place.checked.generate({"prompt_token_ids": [1]}, params(logprobs=10), "three")
 
 
 async def test_a_request_that_has_not_come_through_the_door_is_refused(place):
     """There is no such way; if vLLM had one, it would not be open."""
     REQUEST.set(None)
-    with pytest.raises(BusyError, match="door") as raised:
-        place.seam.generate({}, params(), "one")
+    with pytest.raises(BusyError, match="middleware") as raised:
+        place.checked.generate({}, params(), "one")
     assert raised.value.status == 500
 
 
 async def test_a_constraint_that_vllm_made_is_tried(place):
-    """As for tools, whose constraint is made after the door."""
+    """As for tools, whose constraint is made after the middleware."""
     wanted = SimpleNamespace(json={"type": "object"})
     with pytest.raises(ClientError, match="too dear"):
-        await anext(place.seam.generate({}, params(structured_outputs=wanted), "one"))
+        await anext(place.checked.generate({}, params(structured_outputs=wanted), "one"))
     assert place.llm.collectors == {}
 
 
@@ -223,7 +223,7 @@ async def test_the_prompts_of_a_request_are_added_by_turns(place):
         return place.llm.collectors[request_id]
 
     place.llm.add_request = slow
-    tasks = [asyncio.ensure_future(anext(place.seam.generate({}, params(), str(number)))) for number in range(5)]
+    tasks = [asyncio.ensure_future(anext(place.checked.generate({}, params(), str(number)))) for number in range(5)]
     for _ in range(30):
         await asyncio.sleep(0)
         added.append(len(place.llm.collectors))
@@ -237,7 +237,7 @@ async def test_an_adapter_is_the_one_that_the_request_has_found(place):
     """The application knows only its name."""
     place.request.adapter = SimpleNamespace(request="sql@1234")
     for name, given in {"one": "sql", "two": None}.items():
-        waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), name, lora_request=given)))
+        waiting = asyncio.ensure_future(anext(place.checked.generate({}, params(), name, lora_request=given)))
         await asyncio.sleep(0)
         waiting.cancel()
     assert place.llm.loras == ["sql@1234", None]
@@ -245,7 +245,7 @@ async def test_an_adapter_is_the_one_that_the_request_has_found(place):
 
 async def test_a_request_that_is_ended_gets_the_reason_and_is_aborted(place):
     """When the model is unloaded, or its time is over."""
-    waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), "one")))
+    waiting = asyncio.ensure_future(anext(place.checked.generate({}, params(), "one")))
     await asyncio.sleep(0)
     place.runner.openai_requests.end_all(UnavailableError("unloaded"))
     with pytest.raises(BusyError, match="unloaded"):
@@ -253,7 +253,7 @@ async def test_a_request_that_is_ended_gets_the_reason_and_is_aborted(place):
     await asyncio.sleep(0)
     assert place.llm.aborted == ["one"]
     with pytest.raises(BusyError, match="unloaded"):
-        place.seam.generate({}, params(), "two")
+        place.checked.generate({}, params(), "two")
 
 
 async def test_what_joins_a_request_that_has_ended_is_aborted(place):
@@ -267,7 +267,7 @@ async def test_what_joins_a_request_that_has_ended_is_aborted(place):
         return await add(*args, **options)
 
     place.llm.add_request = slow
-    waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), "one")))
+    waiting = asyncio.ensure_future(anext(place.checked.generate({}, params(), "one")))
     await added.wait()
     place.runner.openai_requests.end_all(UnavailableError("unloaded"))
     go_on.set()
@@ -283,7 +283,7 @@ async def test_a_request_that_waits_for_too_long_is_found(place):
     assert requests.overdue(request.waiting_since, place.llm) == []
     later = request.waiting_since + 1
     assert requests.overdue(later, place.llm) == [request]
-    waiting = asyncio.ensure_future(anext(place.seam.generate({}, params(), "one")))
+    waiting = asyncio.ensure_future(anext(place.checked.generate({}, params(), "one")))
     await asyncio.sleep(0)
     state = SimpleNamespace(is_prefilling=True)
     place.llm.output_processor = SimpleNamespace(request_states={"one": state}, parent_requests={})
