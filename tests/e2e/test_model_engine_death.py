@@ -167,20 +167,7 @@ def test_an_engine_that_does_nothing_is_replaced_without_a_limit_of_the_operator
 
 
 A_MINUTE = 60.0
-MINUTES = 120
 PATIENT = {"timeout": 900.0}
-# one of them is the first of its kind after a start, whatever vLLM's warm-up has compiled
-NEW_KINDS: list[dict[str, object]] = [
-    {"logprobs": 3},
-    {"n": 2, "logprobs": 3},
-    {"temperature": 0.7},
-    {"n": 2, "temperature": 0.7},
-]
-_COMPILER = """#!/bin/sh
-# takes {seconds} s longer, once, where there is the file {order}
-rm '{order}' 2>/dev/null && timeout {seconds} sh -c 'while :; do :; done'
-exec g++ "$@"
-"""
 
 
 @pytest.mark.slow
@@ -201,28 +188,6 @@ def test_a_prefill_of_more_than_a_minute_is_not_ended(serving: Serve, long_argum
         assert times_back(server) == 0
     if seconds < A_MINUTE:
         pytest.skip(f"the longest prefill takes {seconds:.0f} s on this machine")
-
-
-@pytest.mark.slow
-def test_a_compilation_of_two_minutes_is_not_ended(serving: Serve, long_arguments: dict[str, object], tmp_path: Path) -> None:
-    """PyTorch compiles a function when a request needs it for the first time, and EngineCore answers nothing meanwhile."""
-    order, compiler = tmp_path / "order", tmp_path / "compiler"
-    compiler.write_text(_COMPILER.format(order=order, seconds=MINUTES))
-    compiler.chmod(0o755)
-    own = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
-    with serving(long_arguments, environment={**ONE_THREAD, **own}) as server:
-        order.touch()
-        seconds = 0.0
-        for parameters in NEW_KINDS:
-            began = now()
-            assert not ask(server, PROMPT, {"max_tokens": 2, **parameters}, options=PATIENT, return_logprobs=True).error
-            seconds = now() - began
-            if not order.exists():
-                break
-        print(f"{parameters} took {seconds:.0f} s")
-        assert seconds > MINUTES
-        assert "does not answer" not in server.log.read_text(errors="replace")
-        assert times_back(server) == 0
 
 
 @pytest.mark.slow
