@@ -163,6 +163,7 @@ class Field:
         self.neighbours: Sequence[Neighbour] = neighbours(server, PROMPT)
         self.faults: list[str] = []
         self.waits: list[tuple[float, float]] = []
+        self.names: dict[float, list[str]] = {}
 
     def excess(self, shots: Sequence[Shot]) -> float:
         """Send requests; return how much longer a neighbour waited than next to as many ordinary ones.
@@ -173,6 +174,7 @@ class Field:
         usual = self._longest([lambda number=number: ordinary(self.url, number) for number in range(len(shots))])
         hostile = self._longest([lambda shot=shot: fault(self.url, shot) for shot in shots])
         self.waits.append((usual, hostile))
+        self.names[hostile] = [shot.name for shot in shots]
         return (hostile - usual) / max(slowness, slowness_now())
 
     def _longest(self, calls: Sequence[Any]) -> float:
@@ -204,6 +206,7 @@ def test_the_corpus_harms_nobody(capped: TritonServer) -> None:
     print(f"{len(SHOTS)} requests; the longest waits of a neighbour in {len(field.waits)} rounds, s:")
     for name, waits in (("ordinary", usual), ("hostile", hostile)):
         print(f"  {name}: median {median(waits):.2f}, from {min(waits):.2f} to {max(waits):.2f}")
+    print(*(f"  {wait:.2f} s: {field.names[wait]}" for wait in sorted(field.names)[-3:]), sep="\n")
     print(f"answers of the neighbours: {[one.answers for one in field.neighbours]}")
     print(*sorted(set(field.faults)), sep="\n")
     assert [one.errors for one in field.neighbours] == [[], []]

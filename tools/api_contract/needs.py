@@ -67,9 +67,10 @@ SINCE: Mapping[str, str] = {
     "DEFAULT_LOGGING_CONFIG": OLDEST,
     "InputStreamError": "0.15",  # used where GracefulHTTPError is missing
     # The other names of vLLM's own server, `vllm_api.openai`.
-    **dict.fromkeys(("build_app", "init_app_state", "FrontendArgs", "make_arg_parser"), OLDEST),
-    **dict.fromkeys(("validate_parsed_serve_args", "FlexibleArgumentParser"), OLDEST),
-    "ResponsesRequest": OLDEST,
+    **dict.fromkeys(("build_app", "init_app_state", "make_arg_parser", "ResponsesRequest"), OLDEST),
+    **dict.fromkeys(
+        ("validate_parsed_serve_args", "FlexibleArgumentParser", "FrontendArgs"), OLDEST
+    ),
 }
 # Class -> its used members, in addition to those that triton_vllm.base.protocols declares.
 STATED: Mapping[str, Mapping[str, Member]] = {
@@ -127,23 +128,15 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "n": Member(default="1"),
         "max_tokens": Member(default="16"),  # request.sampling.USUAL_TOKENS
         "min_tokens": Member(default="0"),
-        **_fields(
-            "output_kind", "structured_outputs", "logprobs", "prompt_logprobs", "stop", "bad_words"
-        ),
-        **_fields(
-            "allowed_token_ids",
-            "logit_bias",
-            "stop_token_ids",
-            "output_text_buffer_length",
-            "skip_special_tokens",
-        ),
+        **_fields("output_kind", "structured_outputs", "logprobs", "prompt_logprobs"),
+        **_fields("stop", "bad_words", "allowed_token_ids", "logit_bias", "stop_token_ids"),
+        **_fields("output_text_buffer_length", "skip_special_tokens"),
         **_fields("skip_clone", since="0.14"),
         **_fields("prompt_logprob_token_ids", "repetition_detection", since="0.32"),
     },
     "vllm.sampling_params.RepetitionDetectionParams": _fields(
         "max_pattern_size", "min_count", since="0.32"
     ),
-    # Of a version that completes the items of a response's input.
     "vllm.entrypoints.openai.responses.protocol.ResponsesRequest": _fields(
         "input_item_parsing", since="0.32"
     ),
