@@ -38,7 +38,7 @@ WIDE: dict[str, Any] = {**LONG, "logprobs": 5}
 FINISHED = "finished"
 TOLD = "UNAVAILABLE"
 TOLD_IN_WORDS = "UNAVAILABLE in words, status 400"
-"""Triton 24.10's answer if an error comes first: it frees the error, and then reads its code (`GenerateRequestClass`)."""
+"""Triton 24.10's answer if an error comes first, whatever the error."""
 REASONS = ("the model was unloaded before the request had finished", "the model is being unloaded")
 SMALL_BUFFER = 4096
 """Of a socket whose owner does not read, bytes."""
