@@ -91,7 +91,7 @@ SIZES = [
     Case(
         "two million token ids", lambda: {"prompt_token_ids": [1] * 2_000_000}, "prompt_token_ids has 8000000 bytes", heavy=True
     ),
-    Case("257 token ids", lambda: {"prompt_token_ids": [5] * 257}, "the prompt has 257 tokens, more than"),
+    Case("257 token ids", lambda: {"prompt_token_ids": [5] * 257}, "the prompt has 257 tokens; this"),
     Case("token id 2^31 - 1", lambda: {"prompt_token_ids": [2**31 - 1]}, "token id 2147483647 is not in the model's vocabulary"),
     Case("token id 2^32 + 5", lambda: {"prompt_token_ids": [2**32 + 5]}, "token id 4294967301 is not in the model's vocabulary"),
     Case("token id -2^31", lambda: {"prompt_token_ids": [-(2**31)]}, "non-negative token ids"),
@@ -352,10 +352,10 @@ EMBEDDINGS = [
         ("embed 2^70", [2**70], "is not in the model's vocabulary"),
         ("embed a boolean", [True], "must be a non-empty string or list of token ids"),
         ("embed lists", [[1], [[2]]], "must be a non-empty string or list of token ids"),
-        ("embed 300 tokens", [1] * 300, "the prompt has 300 tokens, more than"),
-        ("embed 50,000 words", "word " * 50_000, "the prompt has 250000 characters, too many"),
+        ("embed 300 tokens", [1] * 300, "the prompt has 300 tokens; this"),
+        ("embed 50,000 words", "word " * 50_000, "the prompt has 250000 characters; this"),
         ("embed 257 texts", ["x"] * 257, "embedding_request.input has 257 inputs; this model takes at most 256"),
-        ("embed texts, one too long", ["x", "word " * 50_000], "the prompt has 250000 characters, too many"),
+        ("embed texts, one too long", ["x", "word " * 50_000], "the prompt has 250000 characters; this"),
         ("embed ids, one unknown", [[1], [2**70]], "is not in the model's vocabulary"),
         ("embed with a model of answers", "hello", "does not support 'embed' request"),
     )
