@@ -26,6 +26,7 @@ from typing import Any
 
 from harness import executors, machine, results
 from harness.attacks import KINDS, Attack, attacks
+from harness.options import add_server
 from harness.processes import exit_on_sigterm
 from harness.report import markdown
 from harness.servers import CPU_VARIABLES, Setting
@@ -91,17 +92,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_server(parser)
     add = parser.add_argument
-    add("--environment", type=Path, required=True, metavar="DIR")
-    add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
-    add("--model-repository", type=Path, default=Path("model_repository"), metavar="DIR")
     add("--device", choices=("cpu", "gpu"), default="cpu")
     add("--kinds", type=int, nargs="+", default=[1, 2, 3, 4], help="of attacks (default: all)")
     add("--rounds", type=int, default=3, help="of each attack (default: %(default)s)")
     add("--seconds", type=float, default=3600, help="begin no round later (default: %(default)s)")
     add("--only-attacks", action="store_true", help="without the clients to compare with")
     results.add_options(parser, Path("benchmarks/results/neighbour"))
-    add("--work", type=Path, metavar="DIR")
     return parser.parse_args(arguments)
 
 
@@ -189,7 +187,7 @@ async def measure(server: TritonTarget, options: argparse.Namespace) -> Found:
             await found.note_memory(f"round {number + 1}", server)
     finally:
         await attacker.end()
-        # Also what was measured before a request of the neighbour failed.
+        # If a request of the neighbour failed, the table has the attacks before it.
         say(table(found.rows))
     return found
 

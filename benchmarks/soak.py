@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from harness import machine, results
+from harness.options import add_server
 from harness.report import markdown
 from harness.servers import CPU_VARIABLES, Setting
 from harness.shapes import SHAPES, write_checkpoint
@@ -35,10 +36,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_server(parser)
     add = parser.add_argument
-    add("--environment", type=Path, required=True, metavar="DIR")
-    add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
-    add("--model-repository", type=Path, default=Path("model_repository"), metavar="DIR")
     add("--requests", type=int, default=100_000, help="number of them (default: %(default)s)")
     add("--in-flight", type=int, default=64, help="requests at a time (default: %(default)s)")
     add("--tokens", type=int, default=4, help="tokens in an answer (default: %(default)s)")
@@ -51,7 +50,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="PATH",
         help=results.OUT_HELP,
     )
-    add("--work", type=Path, metavar="DIR")
     return parser.parse_args(arguments)
 
 

@@ -28,7 +28,7 @@ class Attack:
 
     Attributes:
         kind: index of ``KINDS``.
-        name: what a table calls it.
+        name: its name in a table.
         parameters: vLLM's ``SamplingParams`` by name, with ``n``.
         requests: number of requests.
         prompt_tokens: tokens in each prompt.

@@ -25,12 +25,6 @@ def parse(arguments: list[str], description: str | None) -> argparse.Namespace:
     _add_servers(parser)
     _add_loads(parser)
     results.add_options(parser, Path("benchmarks/results/serving"))
-    parser.add_argument(
-        "--work",
-        type=Path,
-        metavar="DIR",
-        help="logs and checkpoint; default a new temporary directory",
-    )
     options = parser.parse_args(arguments)
     if "port" in options.targets and "triton" not in options.targets:
         parser.error("port is the OpenAI port of triton's server: --targets triton port")
@@ -43,7 +37,8 @@ def parse(arguments: list[str], description: str | None) -> argparse.Namespace:
     return options
 
 
-def _add_servers(parser: argparse.ArgumentParser) -> None:
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what a server is made of, and where its logs go."""
     add = parser.add_argument
     add(
         "--environment",
@@ -54,6 +49,17 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
     )
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--model-repository", type=Path, default=Path("model_repository"), metavar="DIR")
+    add(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="logs and checkpoint; default a new temporary directory",
+    )
+
+
+def _add_servers(parser: argparse.ArgumentParser) -> None:
+    add_server(parser)
+    add = parser.add_argument
     add(
         "--targets",
         nargs="+",

@@ -104,7 +104,7 @@ async def send_in_turns(
     """Send each block to both servers, in an order that is drawn by lot for each block.
 
     Args:
-        clients: of the first and of the second server.
+        clients: the first server's and the second one's.
         requests: the requests.
         options: the command line.
         done: get each record of the first server, and of the second one.

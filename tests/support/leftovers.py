@@ -34,8 +34,7 @@ def leftovers(parent: int) -> set[str]:
             else:
                 words += [*process.environ().values(), *process.cmdline()]
     theirs = "\n".join(words)
-    held = _locked()
-    regions = {path for path in _own("/dev/shm", "vllm_env_*") if path.name[:_REGION] not in theirs and _inode(path) not in held}
+    regions = {path for path in _own("/dev/shm", "vllm_env_*") if path.name[:_REGION] not in theirs and not _is_claim(path)}
     folders = {path for path in _own("/tmp", "vllm_env_server_*") if path.name not in theirs}
     return {shown(process) for process in found if is_alive(process)} | {str(path) for path in regions | folders}
 
@@ -50,15 +49,12 @@ def _own(folder: str, pattern: str) -> list[Path]:
     return found
 
 
-def _locked() -> set[int]:
-    """Return the inodes of files with a lock: whose the metrics of a model are is said by one, and its server runs."""
-    return {int(line.split()[-3].rpartition(":")[2]) for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line}
+def _is_claim(path: Path) -> bool:
+    """Return whether a file is the lock of a model's metrics (metrics/claim.py).
 
-
-def _inode(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_ino
-    return 0
+    Its name does not say whose it is. A stub that another worker's test has killed leaves it to the next start.
+    """
+    return path.name.endswith("_metrics")
 
 
 def _is_another_workers(process: psutil.Process) -> bool:

@@ -56,21 +56,17 @@ def parameters_of(number: int) -> dict[str, Any]:
     return SHORT if number % 8 == 7 else LONG
 
 
-class GrpcReader:
-    """Reads the answer of a gRPC stream, on a connection of its own, and then closes the stream.
+class _Reader:
+    """A client that has sent its request, and a thread that reads the answer with ``_read``."""
 
-    With ``codes`` it asks for gRPC's own status.
-    """
-
-    def __init__(self, url: str, number: int, *, codes: bool = False) -> None:
+    def _begin(self, number: int) -> None:
         self._short = parameters_of(number) is SHORT
-        self._codes = codes
         self._got = "nothing"
-        tensors = prompt(PROMPT, parameters_of(number), stream=number % 4 > 0)
-        self._stream = OpenStream(url, tensors, codes=codes, own_connection=True)
-        self._stream.__enter__()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
+
+    def _read(self) -> None:
+        raise NotImplementedError
 
     def begun(self) -> bool:
         """Return True: the request was sent."""
@@ -80,6 +76,20 @@ class GrpcReader:
         """Return what the client got; waits for it."""
         self._thread.join(300)
         return self._got
+
+
+class GrpcReader(_Reader):
+    """Reads the answer of a gRPC stream, on a connection of its own, and then closes the stream.
+
+    With ``codes`` it asks for gRPC's own status.
+    """
+
+    def __init__(self, url: str, number: int, *, codes: bool = False) -> None:
+        self._codes = codes
+        tensors = prompt(PROMPT, parameters_of(number), stream=number % 4 > 0)
+        self._stream = OpenStream(url, tensors, codes=codes, own_connection=True)
+        self._stream.__enter__()
+        self._begin(number)
 
     def close(self) -> None:
         """Give the request up, if it has not ended."""
@@ -93,13 +103,11 @@ class GrpcReader:
         self._stream.__exit__()
 
 
-class HttpReader:
+class HttpReader(_Reader):
     """Reads an answer over HTTP, of Triton's own API or of the OpenAI API, and hangs up; every fourth asks for a whole one."""
 
     def __init__(self, url: str, number: int, *, openai: bool = False) -> None:
-        self._short = parameters_of(number) is SHORT
         self._streams = number % 4 > 0
-        self._got = "nothing"
         if openai:
             path = "/v1/completions"
             body = {"model": "vllm", "prompt": PROMPT, "stream": self._streams, **parameters_of(number)}
@@ -108,17 +116,7 @@ class HttpReader:
             body = {"text_input": PROMPT, "stream": self._streams, "parameters": parameters_of(number)}
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=600)
         self._connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def begun(self) -> bool:
-        """Return True: the request was sent."""
-        return True
-
-    def got(self) -> str:
-        """Return what the client got; waits for it."""
-        self._thread.join(300)
-        return self._got
+        self._begin(number)
 
     def close(self) -> None:
         """Hang up."""

@@ -57,10 +57,11 @@ def test_the_model_is_served_as_the_benchmark_wants_it(tmp_path: Path) -> None:
         work=tmp_path,
         instances=4,
     )
-    model = place_model(setting, tmp_path / "store" / "vllm") / "vllm"
+    model = place_model(setting, tmp_path / "store" / "vllm", {"OPENAI_PORT": "9000"}) / "vllm"
     config = parse_config(model / "config.pbtxt", (model / "config.pbtxt").read_text())
     expected = parse_config(source / "config.pbtxt", (source / "config.pbtxt").read_text())
     expected.parameters["EXECUTION_ENV_PATH"].string_value = str(tmp_path / "env")
+    expected.parameters["OPENAI_PORT"].string_value = "9000"
     expected.instance_group[0].count = 4
     assert config == expected
     assert json.loads((model / "vllm_engine_args.json").read_text()) == {"model": "opt"}

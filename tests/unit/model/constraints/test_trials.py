@@ -190,20 +190,23 @@ def test_nobody_waits_for_one_that_takes_long(trials):
 def test_a_request_that_is_cancelled_keeps_its_slot_while_the_worker_works(trials, monkeypatch):
     """Clients that leave at once would have any number of constraints tried at the same time."""
     under_way, most = 0, 0
+    worked = asyncio.Event()
 
     async def attempt(llm, constraint):
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        await asyncio.sleep(0.05)
+        await worked.wait()
         under_way -= 1
         return ""
 
     async def leave_early():
         for number in range(6):
             asked = asyncio.ensure_future(trials.check(engine(), regex(str(number))))
-            await asyncio.sleep(0.01)
+            for _ in range(20):  # until it works or waits for a slot
+                await asyncio.sleep(0)
             asked.cancel()
+        worked.set()
         await trials.check(engine(), regex("the last"))
 
     monkeypatch.setattr(trials, "_attempt", attempt)

@@ -66,9 +66,9 @@ class Content:
     """What is left to check when the engine can be asked.
 
     Attributes:
-        model: the model's name. Its type is not checked.
+        model: the model's name. It may be of any type.
         constraint: the constraint to try, or None.
-        texts: the texts that vLLM will tokenize, and whose tokens must be counted.
+        texts: the texts whose tokens must be counted.
         messages: the messages that have media.
     """
 
