@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.answer import Reply
 from triton_vllm.base.dialect import OURS
-from triton_vllm.base.errors import AdapterError
+from triton_vllm.base.errors import DEAD, AdapterError
 from triton_vllm.base.triton import Channel
 from triton_vllm.engine.gate import Gate
 
@@ -32,6 +32,7 @@ def open_gate(*, healthy=True, in_flight=0, asleep=False, most=0, when_dead=None
     """Return a gate; by default it lets everything in."""
     runner: Any = SimpleNamespace(
         is_up=lambda: healthy,
+        why_down=DEAD,
         in_flight=SimpleNamespace(count=lambda: in_flight),
         operator=SimpleNamespace(asleep=asleep),
     )

@@ -27,7 +27,7 @@ from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
 from support.patience import pause, wait_for
 from triton_vllm.answer import NOT_SENT
-from triton_vllm.base.errors import DEAD, UnavailableError
+from triton_vllm.base.errors import DEAD, UNLOADING, UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.engine import UNLOADED, Engine
 from triton_vllm.instances.source import Loss, Sole
@@ -324,7 +324,7 @@ def test_a_server_that_ends_waits_for_its_clients_without_an_engine(started, mon
         assert not engine.runner.is_up()
         engine.runner.submit(last := job())
         reply, error = got.get(timeout=PROMISED)
-        assert (reply, type(error)) == (last.reply, UnavailableError)
+        assert (reply, type(error), str(error)) == (last.reply, UnavailableError, UNLOADING)
     pause(10 * PACE.health_period)
     assert llm.closed is alone
     assert len(Llm.started) == 1  # it is not started again

@@ -22,6 +22,8 @@ _PLACE = re.compile(r"(?<![\w:/.])/(?:[\w.+~-]+/)+[\w.+~-]*|\b0x[0-9a-fA-F]{6,}"
 # The official backend uses the same text.
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 """The answer to every request while the engine is dead."""
+UNLOADING = "the model is being unloaded"
+"""The answer to every request once an unload has begun."""
 
 
 def cut(text: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from triton_vllm import vllm_api
+from triton_vllm.base.errors import UNLOADING
 from triton_vllm.engine.loop import LoopThread
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.patience import Patience
@@ -314,7 +315,7 @@ class Engine:
         # keeps open, or does not read. The devices' memory should not wait as well.
         if not self._ending.is_set():
             self._ending.set()
-            self.runner.lose()
+            self.runner.lose(UNLOADING)
             self._source.close()
             self._llm.shutdown()
             self._log.info("the engine has ended; the server waits for its clients")

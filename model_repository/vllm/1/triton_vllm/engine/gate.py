@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from triton_vllm.base.errors import DEAD, UnavailableError
+from triton_vllm.base.errors import UnavailableError
 from triton_vllm.operator.run import ASLEEP
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ class Gate:
         """Refuse the request if there is no engine.
 
         Raises:
-            UnavailableError: the engine is dead.
+            UnavailableError: the engine is dead, or has been shut down.
         """
         # No check of this class asks vLLM's processes: every request passes here.
         if self._runner.is_up():
             return
         if self._when_dead is not None:
             self._when_dead()
-        raise UnavailableError(DEAD)
+        raise UnavailableError(self._runner.why_down)
 
     def require_awake(self) -> None:
         """Refuse the request if only operator requests are taken.

@@ -56,6 +56,7 @@ class Runner:
 
     Attributes:
         llm: the engine that runs the jobs. None if there is no engine.
+        why_down: what clients are told if there is no living engine.
         in_flight: the jobs.
         moved: when the last output of any job came, in the event loop's time in seconds.
         openai_requests: the requests to the OpenAI port.
@@ -82,6 +83,7 @@ class Runner:
         self.store: AdapterStore | None = None
         self._facts = vllm_api.Facts()
         self.llm: EngineClient | None = None
+        self.why_down = DEAD
         self.in_flight = InFlight()
         self.moved = 0.0
 
@@ -119,13 +121,14 @@ class Runner:
         self.unhealthy = False
         self.llm = llm
 
-    def lose(self) -> None:
-        """End all jobs with an error, because the engine is dead."""
+    def lose(self, reason: str = DEAD) -> None:
+        """End all jobs with this reason, because there is no engine any more."""
         # First, so that the gate in Triton's thread refuses new requests from now on.
+        self.why_down = reason
         self.llm = None
         for job in self.in_flight.jobs():
-            self._finish(job, UnavailableError(DEAD))
-        self.openai_requests.end_all(UnavailableError(DEAD))
+            self._finish(job, UnavailableError(reason))
+        self.openai_requests.end_all(UnavailableError(reason))
         self.operator.give_up()
         if self.store is not None:
             self.store.give_up()
@@ -234,7 +237,7 @@ class Runner:
         """Return the engine; raise UnavailableError if there is none, or vLLM's check fails."""
         llm = self.llm
         if llm is None or not self.is_up():
-            raise UnavailableError(DEAD)
+            raise UnavailableError(self.why_down)
         if self._when_unhealthy is None:
             return llm
         try:

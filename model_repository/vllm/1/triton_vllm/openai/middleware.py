@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import (
     DEAD,
+    UNLOADING,
     AdapterError,
     InternalError,
     InvalidRequestError,
@@ -44,7 +45,6 @@ _HEADERS = frozenset({
     b"user-agent",
 })  # fmt: skip
 """The headers that vLLM's application gets."""
-UNLOADING = "the model is being unloaded"
 
 
 class Middleware:
@@ -126,13 +126,13 @@ class Middleware:
             await self._pass_on(scope, _messages(b""), receive, send)
             return
         _check_encoding(headers)
-        # 1) Refuse what no request may do now, before anything is read.
+        # Before anything is read
         self._require_admission()
         with ExitStack() as until_answered:
             request, unread = await self._take(route, headers, receive, until_answered)
             if request.ended is not None:
                 raise request.ended
-            # 4) Pass it on. The application's tasks inherit the request.
+            # The application's tasks inherit the request.
             REQUEST.set(request)
             await self._pass_on(scope, unread, receive, send)
 
@@ -149,6 +149,7 @@ class Middleware:
         """
         requests = self._rules.runner.openai_requests
         with ExitStack() as until_passed_on:
+            # 1) Read the body.
             with Interrupt(self._reading) as interrupt:
                 declared = _declared_length(headers)
                 body = await self._bodies.read(receive, declared, interrupt, until_passed_on)
