@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from support.patience import LIMIT, wait_for
 from support.reference import ONE_THREAD, kept, place_of
@@ -124,18 +125,26 @@ def _option(name: str, value: Any) -> str:
 
 
 def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    reason = "it was not asked"
+
     def is_ready() -> bool:
+        nonlocal reason
         assert server.poll() is None, f"vLLM's server has ended:\n{tail()}"
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=60):
                 return True
-        except (urllib.error.URLError, OSError):
+        except OSError as error:
+            reason = repr(error)
             return False
 
     def tail() -> str:
         return log.read_text(errors="replace")[-3000:]
 
-    wait_for(is_ready, lambda: f"vLLM's server:\n{tail()}", limit=READY_SECONDS, longest_pause=0.5)
+    def what() -> str:
+        state = psutil.Process(server.pid).status()
+        return f"vLLM's server, whose process is {state} (/health: {reason}):\n{tail()}"
+
+    wait_for(is_ready, what, limit=READY_SECONDS, longest_pause=0.5)
 
 
 def _end_group(leader: int) -> None:

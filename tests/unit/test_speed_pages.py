@@ -162,6 +162,7 @@ def test_the_table_of_the_newest_vllm_on_h200s():
 
 TWO_FRONT_ENDS = "serving_h100_llama-7b_count_2-20261125-2323-1d50583"
 OPENAI_PORT = "serving_h100_openai_port-20261125-2331-1d50583"
+SAME_PYTHON = "serving_h100_openai_port-20261126-1223-8f0cb582"
 
 
 def compared(rounds: list[dict[str, Any]], target: str, *figures: str) -> list[str]:
@@ -178,16 +179,16 @@ def test_the_tables_of_front_ends_on_an_h100():
     found.pop("streams", None)
     assert found == two
     assert len(two) == 4
-    names = {"port": "OpenAI port", "grpc": "gRPC"}
-    one = {
-        f"{load[0]}, {name}": compared(rounds, target, "ttft_p50", "itl_p99")
-        for load, rounds in cells_of(OPENAI_PORT).items()
-        for target, name in names.items()
-    }
-    found = rows_of("docs/speed.md", "h100", 5)
-    found.pop("streams, asked by", None)
-    assert found == one
-    assert len(one) == 4
+    for marker, report, grpc in (("h100", OPENAI_PORT, "grpc"), ("h100_libpython", SAME_PYTHON, "triton")):
+        one = {
+            f"{load[0]}, {name}": compared(rounds, target, "ttft_p50", "itl_p99")
+            for load, rounds in cells_of(report).items()
+            for target, name in {"port": "OpenAI port", grpc: "gRPC"}.items()
+        }
+        found = rows_of("docs/speed.md", marker, 5)
+        found.pop("streams, asked by", None)
+        assert found == one
+        assert len(one) == 4
 
 
 def test_the_readme_has_32_and_256_streams_with_one_and_two_front_ends():

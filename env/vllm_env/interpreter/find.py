@@ -1,7 +1,8 @@
 """Find an interpreter of this machine that can be packed, if the machine cannot reach conda-forge.
 
 It must have a shared libpython, because the stub embeds it. The interpreters of Debian and Ubuntu
-are used only if there is no other one: they have to be changed (``debian.py``).
+are used only if there is no other one. They have to be changed (``debian.py``), and their libpython
+is slow: the same loop needs 1.3 (Debian 12) and 2.2 (Ubuntu 24.04) times the CPU of their program.
 """
 
 import json
