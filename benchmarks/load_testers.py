@@ -26,7 +26,7 @@ from harness import machine, results
 from harness.options import add_server
 from harness.processes import exit_on_sigterm
 from harness.report import markdown, median_and_range
-from harness.servers import CPU_VARIABLES, Setting
+from harness.servers import Setting
 from harness.shapes import MARK, SHAPES, make_prompt, write_checkpoint
 from harness.targets import OpenAITarget
 
@@ -43,7 +43,6 @@ main(parser.parse_args())
 """
 # Equal prompts of two blocks must cost the same.
 _ENGINE = {"load_format": "dummy", "max_model_len": 2048, "enable_prefix_caching": False}
-_GPU_VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 _FIGURES = {
     "median_ttft_ms": ("median TTFT, ms", 2),
     "median_tpot_ms": ("median TPOT, ms", 2),
@@ -232,14 +231,7 @@ def main(arguments: list[str]) -> int:
     engine: dict[str, Any] = {"model": str(checkpoint), **_ENGINE}
     on_gpu = options.device == "gpu"
     engine |= {"dtype": "float16"} if on_gpu else {"dtype": "float32", "enforce_eager": True}
-    setting = Setting(
-        environment=options.environment.absolute(),
-        triton_root=options.triton_root.absolute(),
-        model_repository=options.model_repository.absolute(),
-        arguments=engine,
-        variables=_GPU_VARIABLES if on_gpu else CPU_VARIABLES,
-        work=work,
-    )
+    setting = Setting.of(options, engine, work)
     # `vllm bench serve` reads a tokenizer.
     os.environ["HF_HUB_OFFLINE"] = "1"
     server = OpenAITarget(setting)

@@ -29,7 +29,7 @@ from harness.attacks import KINDS, Attack, attacks
 from harness.options import add_server
 from harness.processes import exit_on_sigterm
 from harness.report import markdown
-from harness.servers import CPU_VARIABLES, Setting
+from harness.servers import Setting
 from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import TritonTarget
 from loadtest.backends import client_for
@@ -38,7 +38,6 @@ from loadtest.record import Record, Request
 
 _SHAPE = "opt-125m"
 _ENGINE = {"load_format": "dummy", "max_model_len": 2048, "max_num_seqs": 512}
-_GPU_VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 _BEFORE_S = 0.3
 # What an attack leaves to be worked off counts, too.
 _AFTER_S = 1.0
@@ -249,14 +248,7 @@ def main(arguments: list[str]) -> int:
     engine: dict[str, Any] = {"model": str(checkpoint), **_ENGINE}
     engine |= {"dtype": "float16"} if on_gpu else {"dtype": "float32", "enforce_eager": True}
     engine.update(executors.argument("uni", engine))
-    setting = Setting(
-        environment=options.environment.absolute(),
-        triton_root=options.triton_root.absolute(),
-        model_repository=options.model_repository.absolute(),
-        arguments=engine,
-        variables=_GPU_VARIABLES if on_gpu else CPU_VARIABLES,
-        work=work,
-    )
+    setting = Setting.of(options, engine, work)
     server = TritonTarget(setting)
     versions = machine.versions_of(setting.environment)
     conditions = machine.describe(versions, setting.triton_root, commit=options.commit)

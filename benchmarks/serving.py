@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from harness import executors, machine, report, results
 from harness.options import parse
 from harness.processes import exit_on_sigterm, first_in_line
-from harness.servers import CPU_VARIABLES, Setting
+from harness.servers import Setting
 from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import Target, make_targets
 from harness.workload import Load, most_tokens
@@ -45,8 +45,6 @@ _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
 _GPU = {"dtype": "float16", "max_model_len": 512}
 # For all engines together.
 _GPU_MEMORY = 0.93
-# FlashInfer's sampler is compiled at the first request, and a host may have no compiler.
-_GPU_VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 # vLLM's defaults differ between its server and an engine. Here, all targets have the same limits.
 _LIMITS = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
 
@@ -272,16 +270,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
             raise SystemExit(
                 f"{cell.title}: longer than max_model_len {longest}; use --engine-arguments"
             )
-    variables = CPU_VARIABLES if options.device == "cpu" else _GPU_VARIABLES
-    setting = Setting(
-        environment=options.environment.absolute(),
-        triton_root=options.triton_root.absolute(),
-        model_repository=options.model_repository.absolute(),
-        arguments=engine,
-        variables=variables,
-        work=work,
-        instances=options.instances,
-    )
+    setting = Setting.of(options, engine, work, options.instances)
     versions = machine.versions_of(setting.environment)
     command = f"python3 benchmarks/serving.py {shlex.join(arguments)}"
     # Only tried here. Servers that are started now must not inherit the priority.
@@ -296,7 +285,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
         notes=[
             f"command: `{command}`",
             f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`",
-            f"environment of all targets: `{json.dumps(variables)}`",
+            f"environment of all targets: `{json.dumps(setting.variables)}`",
             f"the load generator {priority}",
         ],
     )

@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 from harness import executors, processes
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
 _START_LIMIT_S = 600
@@ -35,6 +36,8 @@ CPU_VARIABLES = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+# FlashInfer's sampler is compiled at the first request, and a host may have no compiler.
+GPU_VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,32 @@ class Setting:
     variables: dict[str, str]
     work: Path
     instances: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        options: argparse.Namespace,
+        arguments: dict[str, object],
+        work: Path,
+        instances: int = 1,
+    ) -> Setting:
+        """Return the setting for a command line.
+
+        Args:
+            options: has the options of ``options.add_server``, and ``device``.
+            arguments: see ``Setting``.
+            work: see ``Setting``.
+            instances: see ``Setting``.
+        """
+        return cls(
+            environment=options.environment.absolute(),
+            triton_root=options.triton_root.absolute(),
+            model_repository=options.model_repository.absolute(),
+            arguments=arguments,
+            variables=GPU_VARIABLES if options.device == "gpu" else CPU_VARIABLES,
+            work=work,
+            instances=instances,
+        )
 
 
 class StartFailedError(Exception):

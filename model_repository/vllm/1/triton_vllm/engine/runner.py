@@ -234,7 +234,7 @@ class Runner:
             vllm_api.attach(collector, partial(self._gather, job, gathering, number))
 
     async def _healthy_engine(self) -> EngineClient:
-        """Return the engine; raise UnavailableError if there is none, or vLLM's check fails."""
+        """Return the engine; raise UnavailableError if there is no healthy one."""
         llm = self.llm
         if llm is None or not self.is_up():
             raise UnavailableError(self.why_down)
