@@ -207,3 +207,15 @@ def test_the_load_generator_runs_first_while_it_measures(allowed: bool, monkeypa
     with processes.first_in_line() as ahead:
         assert (ahead, now[0]) == (allowed, os.SCHED_RR if allowed else os.SCHED_BATCH)
     assert now == (os.SCHED_BATCH, os.sched_param(0))
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "OMP_NUM_THREADS"), ("gpu", "VLLM_USE_FLASHINFER_SAMPLER")])
+def test_the_setting_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, name: str) -> None:
+    """Whole paths, and the variables of the device."""
+    from harness.servers import Setting
+
+    monkeypatch.chdir(tmp_path)
+    setting = Setting.of(options("--device", device), {"model": "x"}, tmp_path, instances=2)
+    assert setting.environment == tmp_path / "env"
+    assert name in setting.variables
+    assert setting.instances == 2
