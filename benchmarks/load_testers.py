@@ -28,7 +28,7 @@ from harness.processes import exit_on_sigterm
 from harness.report import markdown, median_and_range
 from harness.servers import Setting
 from harness.shapes import MARK, SHAPES, make_prompt, write_checkpoint
-from harness.targets import OpenAITarget
+from harness.targets import OpenAITarget, require_openai_client
 
 _CLIENT = Path(__file__).resolve().parents[1] / "client" / "client.py"
 _OURS = "client.py"
@@ -226,6 +226,8 @@ def main(arguments: list[str]) -> int:
     """Start the server, let both clients measure it, and write the report."""
     options = parse(arguments)
     exit_on_sigterm()
+    # Found here, and not after the server has started.
+    require_openai_client()
     work = (options.work or Path(tempfile.mkdtemp(prefix="load_testers_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
     engine: dict[str, Any] = {"model": str(checkpoint), **_ENGINE}

@@ -30,10 +30,8 @@ from harness.options import parse
 from harness.processes import exit_on_sigterm, first_in_line
 from harness.servers import Setting
 from harness.shapes import SHAPES, write_checkpoint
-from harness.targets import Target, make_targets
+from harness.targets import Target, make_targets, require_openai_client
 from harness.workload import Load, most_tokens
-from loadtest.backends import client_for
-from loadtest.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
@@ -238,10 +236,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
     """
     # Found here, too: the OpenAI API is asked with aiohttp.
     if {"openai", "port"} & set(options.targets):
-        try:
-            client_for("openai")
-        except InputError as error:
-            raise SystemExit(f"error: {error}") from error
+        require_openai_client()
     work = (options.work or Path(tempfile.mkdtemp(prefix="serving_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
     defaults: dict[str, Any] = _CPU

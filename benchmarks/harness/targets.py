@@ -18,6 +18,7 @@ from harness.servers import Server, Setting, StartFailedError, as_flags, free_po
 from harness.workload import Load
 from loadtest.backends import client_for
 from loadtest.endpoint import Endpoint
+from loadtest.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -225,6 +226,18 @@ def make_targets(names: Sequence[str], setting: Setting) -> list[Target]:
         else:
             made[name] = PortTarget(triton)
     return list(made.values())
+
+
+def require_openai_client() -> None:
+    """End the benchmark if the OpenAI API cannot be asked.
+
+    Raises:
+        SystemExit: aiohttp is missing.
+    """
+    try:
+        client_for("openai")
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 async def measure_openai(port: int, model: str, load: Load) -> Measurement:

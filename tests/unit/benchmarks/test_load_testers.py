@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -48,3 +49,11 @@ def test_the_table_divides_our_median_by_theirs(load_testers: Any) -> None:
     table = load_testers.table(blocks)
     assert "| median TTFT, ms | 4.00 (1.00-9.00) | 5.00 (5.00-5.00) | 0.800 |" in table
     assert "| output tokens/s | 10 (10-10) | 10 (10-10) | 1.000 |" in table
+
+
+def test_without_aiohttp_no_server_is_started(load_testers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start would take a minute."""
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "loadtest.openai", raising=False)
+    with pytest.raises(SystemExit, match="aiohttp"):
+        load_testers.main(["--environment", "missing"])
