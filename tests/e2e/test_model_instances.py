@@ -155,18 +155,21 @@ def test_a_changed_adapter_is_seen_by_all_instances(
     group: TritonServer, llama_server: TritonServer, made_models: MadeModels, adapters: Path
 ) -> None:
     """By the next request of each; they have one copy of it."""
-    start = len(said(group))
+    first = len(said(group))
+    copies = set()
     for name, adapter in zip(("one", "two"), made_models.adapters, strict=True):
+        start = len(said(group))
         shutil.rmtree(adapters / "changing", ignore_errors=True)
         shutil.copytree(adapter, adapters / "changing")
         expected = ask(llama_server, PROMPT, {**GREEDY, "lora_name": name}).text
         asked = [prompt(PROMPT, {**GREEDY, "lora_name": "changing"})] * MANY
         assert {answer.error or answer.text for answer in ask_all(group, asked)} == {expected}
-    assert len(instances_asked(group, start)) == FIRST
-    loaded = re.findall(r"LoRA adapter changing@(\w+) was loaded", said(group, start))
-    assert len(loaded) == 2 * FIRST
+        loaded = re.findall(r"LoRA adapter changing@(\w+) was loaded", said(group, start))
+        assert len(loaded) == len(instances_asked(group, start))  # on a busy machine one may get all requests
+        copies |= set(loaded)
+    assert len(instances_asked(group, first)) == FIRST
     assert group._scratch is not None
-    assert len(list(group._scratch.glob(f"{FOLDERS}/load-*/adapters/*"))) == len(set(loaded)) == 2
+    assert len(list(group._scratch.glob(f"{FOLDERS}/load-*/adapters/*"))) == len(copies) == 2
 
 
 def test_cancellations_reach_the_engine_from_each_instance(group: TritonServer) -> None:

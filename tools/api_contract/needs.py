@@ -88,17 +88,21 @@ STATED: Mapping[str, Mapping[str, Member]] = {
             "client_index",
             since="0.28",
         ),
-        **_fields("engine_core", "logger_manager", since="0.28"),
         # It must be awaited before 0.20, and the adapter works with both kinds.
         "get_tokenizer": Member(()),
-        **_fields("errored", "output_processor", "vllm_config"),
+        **_fields("engine_core", "errored", "output_processor", "vllm_config"),
         **_fields("renderer", since="0.20"),
+        **_fields("logger_manager", since="0.28"),
     },
-    # Tells which of several instances has the last step's figures.
     "vllm.v1.engine.core_client.AsyncMPClient": {
-        "get_output_async": Member((), awaited=True, since="0.28")
+        "get_output_async": Member((), awaited=True),
+        **_fields("outputs_queue"),
     },
-    "vllm.v1.engine.EngineCoreOutputs": _fields("timestamp", since="0.28"),
+    # `timestamp` tells which of several instances has the last step's figures.
+    "vllm.v1.engine.EngineCoreOutputs": _fields("outputs", "scheduler_stats", "timestamp"),
+    "vllm.v1.engine.EngineCoreOutput": _fields(
+        "request_id", "new_logprobs", "new_prompt_logprobs_tensors"
+    ),
     "vllm.v1.engine.output_processor.RequestOutputCollector": {"put": _method("output")},
     # Tells which requests wait in vLLM's queue. Without them, only a stream's first output shows
     # that it has left the queue.
@@ -147,15 +151,8 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.pooling_params.PoolingParams": _fields("task"),
     "vllm.usage.usage_lib.UsageContext": _fields("API_SERVER"),
     "vllm.engine.arg_utils.AsyncEngineArgs": {
-        **_fields(
-            "model",
-            "tokenizer",
-            "disable_log_stats",
-            "enable_lora",
-            "media_io_kwargs",
-            "distributed_executor_backend",
-        ),
-        **_fields("otlp_traces_endpoint", "worker_extension_cls"),
+        **_fields("model", "tokenizer", "disable_log_stats", "enable_lora", "media_io_kwargs"),
+        **_fields("distributed_executor_backend", "otlp_traces_endpoint", "worker_extension_cls"),
         # For a model with several instances, as for `launch_core_engines`.
         **_fields("_api_process_count", "_api_process_rank", since="0.28"),
         "create_engine_config": _method("usage_context"),

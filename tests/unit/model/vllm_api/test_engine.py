@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import sys
 from collections import defaultdict
@@ -219,35 +218,3 @@ def test_a_chats_defaults_are_those_of_vllms_server(source, override, most):
     config.is_multimodal_model, config.get_vocab_size = False, lambda: 9
     found = vllm_api.facts(SimpleNamespace(model_config=config), ("generate",))
     assert found.chat == vllm_api.ChatDefaults({"max_tokens": 9, "top_k": 3}, most, 64)
-
-
-def test_between_two_steps_of_the_engine_other_tasks_run():
-    """A handler that has fallen behind would work off everything first; a cancellation that waits would come too late."""
-    steps = list(range(100))
-    seen: list[int] = []
-
-    async def get_output_async() -> int:
-        return steps.pop(0)
-
-    async def main() -> None:
-        core = SimpleNamespace(get_output_async=get_output_async)
-        vllm: Any = SimpleNamespace(
-            AsyncEngineArgs=dict,
-            AsyncLLM=SimpleNamespace(from_engine_args=lambda *_, **__: SimpleNamespace(engine_core=core)),
-            UsageContext=SimpleNamespace(API_SERVER=None),
-            disable_envs_cache=None,
-            enable_envs_cache=None,
-        )
-        llm: Any = vllm_api.start(vllm, {})
-
-        async def handler() -> None:
-            while steps:
-                await llm.engine_core.get_output_async()
-
-        task = asyncio.create_task(handler())
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_soon(lambda: seen.append(len(steps)))
-        await task
-
-    asyncio.run(main())
-    assert seen[0] >= 98

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.vllm_api.outputs import deliver_fairly
 from triton_vllm.vllm_api.platform import runs_on_cpu
 from triton_vllm.vllm_api.prompts import parse_prompt, renderer, tokenizer_of
 from triton_vllm.vllm_api.scoring import scoring_task
@@ -43,31 +43,13 @@ def start_with(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], Any]
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
     llm: EngineClient = make(args)
-    _yield_between_steps(llm)
+    deliver_fairly(llm)
     # vLLM looks up an environment variable for every token. That took a tenth of the event loop's
     # time with 256 streams on an H200. In the process that runs the model, vLLM itself turns this
     # cache on. The variables must not change after that.
     if vllm.enable_envs_cache is not None:
         vllm.enable_envs_cache()
     return llm
-
-
-def _yield_between_steps(llm: EngineClient) -> None:
-    """Let the event loop's other tasks run after the outputs of each step.
-
-    vLLM's output handler waits only if no outputs are there. If it has fallen behind, it works off
-    all of them first, also those of requests whose cancellation waits in the loop.
-    """
-    core = getattr(llm, "engine_core", None)
-    if core is None:
-        return
-    receive = core.get_output_async
-
-    async def received() -> Any:
-        await asyncio.sleep(0)
-        return await receive()
-
-    core.get_output_async = received
 
 
 async def sample_once(vllm: Vllm, llm: EngineClient) -> None:

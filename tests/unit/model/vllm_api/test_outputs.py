@@ -1,0 +1,175 @@
+"""A request with log probabilities must not make others wait for what vLLM's handler has not handled yet."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triton_vllm import vllm_api
+from triton_vllm.vllm_api.outputs import SLICE, deliver_fairly
+
+MANY = [f"dear {number}" for number in range(40)]
+STEPS = 20
+
+
+@dataclass
+class Output:
+    """An output of a request, like vLLM's EngineCoreOutput."""
+
+    request_id: str
+    number: int
+    new_logprobs: Any = None
+    new_prompt_logprobs_tensors: Any = None
+
+
+@dataclass
+class Message:
+    """The outputs of one step, like vLLM's EngineCoreOutputs."""
+
+    timestamp: float
+    outputs: list[Output] = field(default_factory=list)
+    scheduler_stats: Any = None
+
+
+class Client:
+    """An engine's client with a queue, like AsyncLLM; each test fills the queue."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.get_output_async = self.outputs_queue.get
+        self.engine_core = self
+        self.output_processor = SimpleNamespace(request_states=set())
+        for message in messages:
+            self.arrive(message)
+        deliver_fairly(self)
+
+    def arrive(self, message: Message) -> None:
+        """Add what EngineCore has sent."""
+        self.outputs_queue.put_nowait(message)
+        self.output_processor.request_states |= {output.request_id for output in message.outputs}
+
+    async def take(self) -> Message:
+        """Take a message as vLLM's output handler does."""
+        return await self.get_output_async()
+
+    async def take_all(self, outputs: int) -> list[Message]:
+        """Take messages until they had that many outputs."""
+        messages: list[Message] = []
+        while sum(len(message.outputs) for message in messages) < outputs:
+            messages.append(await asyncio.wait_for(self.take(), 10))
+        return messages
+
+
+def step(number: int, *cheap: str, dear: list[str] = MANY) -> Message:
+    """Return the outputs of one step of the engine."""
+    outputs = [Output(name, number, new_logprobs=[0.5]) for name in dear]
+    return Message(float(number), [*outputs, *(Output(name, number) for name in cheap)], f"figures {number}")
+
+
+def numbers(messages: list[Message], request: str) -> list[int]:
+    """Return the steps of a request's outputs, in the order in which they were given."""
+    return [output.number for message in messages for output in message.outputs if output.request_id == request]
+
+
+async def test_who_keeps_up_gets_each_step_as_it_is():
+    """In vLLM's own order and messages."""
+    client = Client([])
+    for number in range(3):
+        message = step(number, "other")
+        client.arrive(message)
+        assert await client.take() is message
+        assert len(message.outputs) == len(MANY) + 1
+
+
+async def test_nothing_is_lost_or_overtaken_and_times_and_figures_stay_right():
+    """Each request gets its own outputs in their order, each as old as its step; a step's figures come once."""
+    client = Client([step(number, "other") for number in range(STEPS)])
+    messages = await client.take_all(STEPS * (len(MANY) + 1))
+    for name in [*MANY, "other"]:
+        assert numbers(messages, name) == list(range(STEPS))
+    assert all(message.timestamp == output.number for message in messages for output in message.outputs)
+    figures = [message.scheduler_stats for message in messages if message.scheduler_stats]
+    assert figures == [f"figures {number}" for number in range(STEPS)]
+
+
+async def test_an_output_without_log_probabilities_waits_for_one_slice_only():
+    """Whatever has queued up before it."""
+    client = Client([step(number) for number in range(STEPS)])
+    await client.take()
+    client.arrive(step(STEPS, "other", dear=[]))
+    seen = await client.take_all(STEPS * len(MANY) + 1)
+    before = [len(message.outputs) for message in seen[: next(i for i, m in enumerate(seen) if numbers([m], "other"))]]
+    assert sum(before) <= SLICE * STEPS
+    assert max(before) <= SLICE
+
+
+async def test_a_new_request_with_log_probabilities_waits_for_one_output_of_each_other():
+    """Not for all that the others have waiting."""
+    client = Client([step(number) for number in range(STEPS)])
+    for _ in range(2 * STEPS):
+        await client.take()
+    client.arrive(step(STEPS, dear=["new"]))
+    messages: list[Message] = []
+    while not numbers(messages, "new"):
+        messages.append(await client.take())
+    assert sum(len(message.outputs) for message in messages) <= len(MANY) + 2 * SLICE
+
+
+async def test_what_follows_a_held_output_of_its_request_waits_as_well():
+    """Only the first output has the prompt's log probabilities."""
+    first = Message(0.0, [Output("it", 0, new_prompt_logprobs_tensors=[0.5])])
+    client = Client([step(-1), first, Message(1.0, [Output("it", 1)]), Message(2.0, [Output("it", 2)])])
+    assert numbers(await client.take_all(len(MANY) + 3), "it") == [0, 1, 2]
+
+
+async def test_held_outputs_of_an_aborted_request_are_dropped():
+    """Nobody waits for them; the next output of another request comes at once."""
+    client = Client([step(number) for number in range(STEPS)])
+    for _ in range(STEPS):
+        await client.take()
+    client.output_processor.request_states.clear()
+    while not client.outputs_queue.empty():
+        await client.take()
+    client.arrive(step(STEPS, "other", dear=[]))
+    assert numbers([await client.take()], "other") == [STEPS]
+
+
+async def test_vllms_error_is_raised():
+    """The engine has died; whatever is held belongs to its requests."""
+    client = Client([])
+    client.get_output_async = _fail
+    deliver_fairly(client)
+    with pytest.raises(RuntimeError, match="died"):
+        await client.take()
+
+
+async def _fail() -> Any:
+    raise RuntimeError("the engine has died")
+
+
+async def test_between_two_steps_other_tasks_run():
+    """A handler that has fallen behind would work off everything first; a cancellation that waits would come too late."""
+    client = Client([step(number, dear=["one"]) for number in range(100)])
+    seen: list[int] = []
+    asyncio.get_running_loop().call_soon(lambda: seen.append(client.outputs_queue.qsize()))
+    await client.take_all(100)
+    assert seen[0] >= 98
+
+
+def test_every_engine_delivers_fairly():
+    """Also a front end of an engine with several."""
+    core = Client([]).engine_core
+    receive = core.get_output_async
+    vllm: Any = SimpleNamespace(
+        AsyncEngineArgs=dict,
+        AsyncLLM=SimpleNamespace(from_engine_args=lambda *_, **__: core),
+        UsageContext=SimpleNamespace(API_SERVER=None),
+        disable_envs_cache=None,
+        enable_envs_cache=None,
+    )
+    vllm_api.start(vllm, {})
+    assert core.get_output_async != receive
