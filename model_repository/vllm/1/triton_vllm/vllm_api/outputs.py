@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 # A log probability costs the event loop 18 us, so 16 outputs with 20 each take 6 ms.
 SLICE = 16
 """The most outputs with log probabilities that are handled at a time."""
+STEPS = 8
+"""The most steps of which the other outputs go first."""
 
 
 def deliver_fairly(llm: EngineClient) -> None:
@@ -28,6 +30,7 @@ class FairOutputs:
     EngineCore does not wait for the handler. With log probabilities it can be seconds ahead. In the
     order in which they came, the first token of a new request would wait for all of that. So
     outputs with log probabilities are held back then, and given one of each request in turn.
+    All other outputs go first.
 
     Args:
         llm: the engine's client, before it has taken any output.
@@ -38,7 +41,8 @@ class FairOutputs:
         self._receive = llm.engine_core.get_output_async
         # Of each request, in the order of their turns: outputs, each with its step's message.
         self._held: dict[str, deque[tuple[Any, Any]]] = {}
-        self._is_turn_of_held = False
+        # The steps since held outputs were given.
+        self._steps = 0
 
     async def take(self) -> Any:
         """Wait for outputs, and return them in a message of vLLM's type.
@@ -50,15 +54,15 @@ class FairOutputs:
         # cancellation, must run although it has fallen behind.
         await asyncio.sleep(0)
         arrived = self._llm.engine_core.outputs_queue.qsize()
-        if self._is_turn_of_held or not arrived:
-            self._is_turn_of_held = False
+        if not arrived or self._steps >= STEPS:
+            self._steps = 0
             held = self._next_held()
             if held is not None:
                 return held
         message = await self._receive()
         if self._held or arrived > 1:
             self._hold_back(message)
-            self._is_turn_of_held = True
+            self._steps += 1
         return message
 
     def _hold_back(self, message: Any) -> None:
