@@ -38,8 +38,6 @@ from loadtest.record import Record, Request
 
 _SHAPE = "opt-125m"
 _ENGINE = {"load_format": "dummy", "max_model_len": 2048, "max_num_seqs": 512}
-# Leaves room for a server of another commit on the same GPU.
-_ON_GPU = {"dtype": "float16", "gpu_memory_utilization": 0.28}
 _BEFORE_S = 0.3
 # What an attack leaves to be worked off counts, too.
 _AFTER_S = 1.0
@@ -248,7 +246,7 @@ def main(arguments: list[str]) -> int:
     checkpoint = write_checkpoint(SHAPES[_SHAPE], work / _SHAPE)
     on_gpu = options.device == "gpu"
     engine: dict[str, Any] = {"model": str(checkpoint), **_ENGINE}
-    engine |= _ON_GPU if on_gpu else {"dtype": "float32", "enforce_eager": True}
+    engine |= {"dtype": "float16"} if on_gpu else {"dtype": "float32", "enforce_eager": True}
     engine.update(executors.argument("uni", engine))
     setting = Setting.of(options, engine, work)
     server = TritonTarget(setting)
