@@ -33,6 +33,14 @@ COSTLY: dict[str, dict[str, Any]] = {
 COSTLY["rules of rules"]["grammar"] += '\nr2000 ::= "a"'
 
 
+# each token of an answer takes longer than the one before, for all requests
+AMBIGUOUS: dict[str, dict[str, Any]] = {
+    "two ways for each character": {"grammar": 'root ::= a\na ::= [0-9a-z ] a | [0-9a-z ] a b | ""\nb ::= [0-9a-z ] b | ""'},
+    "any cut": {"grammar": "root ::= root root | [0-9a-z ]+"},
+    "loops of loops": {"regex": "(([a-z ]*[0-9]*)*)*"},
+}
+
+
 @pytest.fixture(scope="module")
 def structured(server: TritonServer) -> TritonServer:
     """The shared server, which has compiled a constraint."""
@@ -63,6 +71,14 @@ def test_what_costs_too_much_is_refused(structured: TritonServer, name: str) -> 
     (error,) = [response.error for response in responses if response.error]
     assert f"structured_outputs.{field} takes more than 2 s or 512 MB to compile" in error
     assert text_of(responses, 1) == WORDS
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_what_makes_each_token_dear_is_refused(structured: TritonServer, name: str) -> None:
+    """Compiling it takes no time."""
+    (field,) = AMBIGUOUS[name]
+    error = ask(structured, PROMPT, constrained(AMBIGUOUS[name])).error
+    assert re.match(f"structured_outputs.{field} takes (too long for each token|more than 2 s)", error)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +125,10 @@ def test_others_are_answered_first(structured: TritonServer) -> None:
         {"json": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 200}}, "required": ["name"]}},
         {"regex": r"(\+\d{1,3} )?\d{3}-\d{4}"},
         {"grammar": 'root ::= ("yes" | "no") [.!]'},
+        {"grammar": 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"'},
+        {"json": {"type": "array", "items": {"type": "string"}, "minItems": 2}},
+        {"regex": r"[a-z ]{1,100}"},
+        {"regex": ".*"},
         {"structural_tag": json.dumps({"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]})},
     ],
 )

@@ -9,6 +9,7 @@ What else it does is told by FAKE_TRITON, words in any order:
     broken    prints an error line and ends with 1
     never     is never ready
     stubless  starts a stub whose libraries are missing, and waits for it for ever; before that it extracts an environment
+    abandoned starts a stub that says that the server has given its load up; waits for ever
     crash     aborts as tritonserver does when its stub dies at start-up; with crash-once only the first time
     taken     finds its port taken, as tritonserver says it; with taken-once only the first time
     stranger  has another name over gRPC
@@ -97,6 +98,21 @@ def serve(options: dict[str, str], grpc_name: str) -> None:
     frontend.stop(None)
 
 
+STUBS = {
+    "stubless": "echo stub: error while loading shared libraries: libx.so; exit 127",
+    "abandoned": "echo the server has given this load up; exit 1",
+}
+
+
+def wait_for_stub(word: str) -> None:
+    """Start a stub that ends, and wait for it for ever."""
+    if word == "stubless":
+        Path("/tmp", os.environ["FAKE_EXTRACTED"]).mkdir()
+    stub = subprocess.Popen(["sh", "-c", STUBS[word]])
+    signal.pause()
+    stub.wait()
+
+
 def main() -> None:
     """Do what it is told, then serve."""
     words = os.environ.get("FAKE_TRITON", "").split()
@@ -123,11 +139,8 @@ def main() -> None:
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(json.dumps(options), flush=True)
-    if "stubless" in words:
-        Path("/tmp", os.environ["FAKE_EXTRACTED"]).mkdir()
-        stub = subprocess.Popen(["sh", "-c", "echo stub: error while loading shared libraries: libx.so; exit 127"])
-        signal.pause()
-        stub.wait()
+    for word in STUBS.keys() & set(words):
+        wait_for_stub(word)
     if "never" in words:
         signal.pause()
     serve(options, "another" if "stranger" in words else options["id"])

@@ -268,7 +268,7 @@ class TritonServer:
         if self._has_dead_stub:
             raise self._failure(
                 "The model's stub ended at its start, and tritonserver would wait for it for ever.",
-                is_stuck=self._has_logged(_KNOWN_CRASH),
+                is_stuck=self._has_logged(_KNOWN_CRASH) or self._has_logged(_GIVEN_UP),
             )
         # 3) It takes too long.
         if elapsed > self._launch.ready_timeout:

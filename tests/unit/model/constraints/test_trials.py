@@ -18,7 +18,7 @@ from triton_vllm.constraints.checks import Constraint, to_compile
 
 WORKER = module.SCRIPT
 XGRAMMAR = f"""
-import os, runpy, sys
+import numpy, os, runpy, sys, time
 from types import SimpleNamespace
 
 
@@ -41,8 +41,8 @@ class Cost:
                 raise RuntimeError("std::bad_alloc")
             if what == "is refused":
                 raise RuntimeError("[12:34:56] /project/cpp/grammar.cc:12: No \\\\p\\n here." + "x" * 1000)
-            if what == "has a dead end":
-                return "a dead end"
+            if what in ("has a dead end", "has many ways"):
+                return what
             if what == "is missing":
                 raise AttributeError(text)
         return cost
@@ -50,12 +50,15 @@ class Cost:
 
 class Matcher:
     def __init__(self, compiled):
-        self.left = 3
+        self.left = 1000 if compiled == "has many ways" else 3
         self.compiled = compiled
 
     def fill_next_token_bitmask(self, mask, row):
         assert self.left > 0
-        mask[row][0] = 0 if self.compiled == "a dead end" and self.left == 1 else 0b110
+        mask[row][0] = 0 if self.compiled == "has a dead end" and self.left == 1 else 0b100
+        if self.compiled == "has many ways":  # each token takes longer than the one before
+            end = time.process_time() + 2.5e-9 * (1000 - self.left) ** 4
+            while time.process_time() < end: pass
 
     def accept_token(self, token):
         assert token == 2
@@ -64,8 +67,8 @@ class Matcher:
 
 
 class Row(list):
-    def tolist(self):
-        return self
+    def numpy(self):
+        return numpy.array(self, numpy.int32)
 
 
 sys.modules["xgrammar"] = SimpleNamespace(
@@ -147,6 +150,15 @@ def test_what_no_answer_can_follow_is_refused(trials):
     assert isinstance(error, InvalidRequestError)
     text = "structured_outputs.regex allows no token after 2 tokens of an answer: a rule may lead only to itself"
     assert str(error) == text
+
+
+def test_what_may_be_read_in_many_ways_is_refused(trials):
+    """Its first tokens take no time; a later one would take as long as a step of the engine."""
+    constraint = Constraint("regex", "regex", "compile has many ways", 20)
+    says = r"structured_outputs\.regex takes too long for each token, after \d{2,3} tokens of an answer: it may be read"
+    with pytest.raises(InvalidRequestError, match=says):
+        asyncio.run(trials.check(engine(), constraint))
+    assert tried(trials, "b") == [None]
 
 
 @pytest.mark.parametrize("what", ["a", "from is missing", "compile is missing"])

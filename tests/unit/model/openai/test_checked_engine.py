@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from triton_vllm.engine.openai_requests import OpenAiRequests
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.turns import Turns
 from triton_vllm.lora.config import Adapters
+from triton_vllm.openai import checked_engine
 from triton_vllm.openai.checked_engine import REQUEST, CheckedEngine, Rules
 from triton_vllm.vllm_api import Facts
 
@@ -33,7 +35,10 @@ class ClientError(Exception):
     """In place of VLLMClientError."""
 
 
-VLLM: Any = SimpleNamespace(refusals=(ClientError,), busy_errors=(BusyError,), client_errors=(ClientError,))
+KINDS = SimpleNamespace(FINAL_ONLY=object(), DELTA=object())
+VLLM: Any = SimpleNamespace(
+    refusals=(ClientError,), busy_errors=(BusyError,), client_errors=(ClientError,), RequestOutputKind=KINDS
+)
 
 
 class Collector:
@@ -195,6 +200,25 @@ async def test_so_do_their_log_probabilities(place):
         place.checked.generate({"prompt_token_ids": [1]}, params(logprobs=10), str(number))
     with pytest.raises(ClientError, match="for all prompts 150 values; this model takes at most 100: send fewer"):
         place.checked.generate({"prompt_token_ids": [1]}, params(logprobs=10), "three")
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+@pytest.mark.parametrize("kind", [KINDS.FINAL_ONLY, KINDS.DELTA], ids=["whole", "streamed"])
+async def test_a_whole_answer_of_several_completions_has_few_log_probabilities(place, prompts, kind, monkeypatch):
+    """vLLM makes it in one piece in the event loop. A stream may have as many as the limit allows."""
+    monkeypatch.setattr(checked_engine, "IN_ONE_PIECE", 100)
+    asked = params(n=4 // prompts, logprobs=10, output_kind=kind)
+    for number in range(prompts - 1):
+        place.checked.generate({"prompt_token_ids": [1]}, asked, f"before {number}")
+    refused = pytest.raises(ClientError, match="without stream, 200 values; this model takes at most 100: set stream, or send")
+    with nullcontext() if kind is KINDS.DELTA else refused:
+        place.checked.generate({"prompt_token_ids": [1]}, asked, "last")
+
+
+async def test_one_completion_may_have_many_log_probabilities(place, monkeypatch):
+    """Its client could not get them with less work."""
+    monkeypatch.setattr(checked_engine, "IN_ONE_PIECE", 40)
+    place.checked.generate({"prompt_token_ids": [1]}, params(logprobs=10, output_kind=KINDS.FINAL_ONLY), "one")
 
 
 async def test_a_request_that_has_not_come_through_the_door_is_refused(place):

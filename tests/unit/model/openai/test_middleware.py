@@ -29,7 +29,11 @@ class RefusalError(Exception):
     """vLLM's exception for a wrong request."""
 
 
-VLLM: Any = SimpleNamespace(refusals=(RefusalError,), busy_errors=(), client_errors=(ValueError,))
+class BusyError(Exception):
+    """vLLM's exception for a server that takes no requests now."""
+
+
+VLLM: Any = SimpleNamespace(refusals=(RefusalError,), busy_errors=(BusyError,), client_errors=(ValueError,))
 
 
 class Gate:
@@ -291,7 +295,10 @@ async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):
 
 async def test_a_refusal_after_the_start_of_a_stream_is_an_event():
     """vLLM asks the engine for a response only after the stream has begun, and answers no exception then."""
-    for error, status, said in ((RefusalError("logit_bias"), 400, "logit_bias"), (RuntimeError("/secret"), 500, "server's log")):
+    wrapped = RuntimeError("Caught handled exception, but response already started.")  # of Starlette
+    wrapped.__cause__ = BusyError("unloaded")
+    errors = ((RefusalError("logit_bias"), 400, "logit_bias"), (RuntimeError("/secret"), 500, "server's log"))
+    for error, status, said in (*errors, (wrapped, 503, "unloaded")):
         client = Client()
         got: list[Any] = []
 

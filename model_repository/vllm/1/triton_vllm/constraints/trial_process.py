@@ -10,15 +10,17 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import re
 import resource
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 COMPILERS: Mapping[str, tuple[str, str]] = {
     "json": ("from_json_schema", "compile_json_schema"),
@@ -31,9 +33,14 @@ COMPILERS: Mapping[str, tuple[str, str]] = {
 
 vLLM reads it in the event loop, and compiles it in EngineCore.
 """
-# If a grammar can be read in many ways, each token takes long and delays all other requests.
-TOKENS = 16
-"""How many tokens of an answer are tried as well."""
+BEGINNING = 16
+"""How many tokens of an answer the vocabulary must be able to write."""
+# If a grammar can be read in many ways, each token takes long and delays all other requests. Often
+# that begins after a hundred tokens: xgrammar follows all ways to read the answer so far.
+TOKENS = 256
+"""How many tokens of an answer are timed."""
+MOST_S = 0.5
+"""The most processor seconds for ``BEGINNING`` tokens. For a usual schema they take 1 to 20 ms."""
 DONE = b"done"
 """The first bytes of each answer. Why a constraint cannot be used follows them, if it cannot."""
 # Some errors begin with a time and a place in xgrammar's sources.
@@ -42,8 +49,8 @@ LONGEST = 400
 """Characters of a refusal."""
 
 
-class DeadEndError(Exception):
-    """No token of the vocabulary continues or ends an answer."""
+class UnusableError(Exception):
+    """Why no answer can be given under a grammar."""
 
 
 def serve(control: socket.socket) -> None:
@@ -93,14 +100,17 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> str:
         getattr(xgrammar.Grammar, read)(*arguments)
         signal.setitimer(signal.ITIMER_PROF, task["compile_s"])
         compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=2)
-        _answer(xgrammar, tokenizer, getattr(compiler, compile_)(*arguments))
+        compiled = getattr(compiler, compile_)(*arguments)
+        signal.setitimer(signal.ITIMER_PROF, task["compile_s"])
+        _require_answer(xgrammar, tokenizer, compiled)
+        _require_speed(xgrammar, tokenizer, compiled)
     # The classes of xgrammar's own errors.
     except (RuntimeError, ValueError) as error:
         # C++ has no memory left.
         if "bad_alloc" in str(error):
             raise MemoryError from None
         refusal = f"is refused by xgrammar: {_sentence(error)}"
-    except DeadEndError as error:
+    except UnusableError as error:
         refusal = str(error)
     except MemoryError:
         raise
@@ -132,36 +142,65 @@ def _arguments(xgrammar: Any, kind: str, text: str) -> tuple[Any, ...]:
     return items, document["triggers"]
 
 
-def _answer(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
-    """Walk through an answer of a few tokens; each is the first token that the grammar allows.
+def _require_answer(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
+    """Begin an answer; each token is the first one that the grammar allows.
 
     Raises:
-        DeadEndError: the grammar allows no token. vLLM would then end the request without a reason.
+        UnusableError: the grammar allows no token. vLLM would then end the request without a
+            reason.
     """
     matcher = xgrammar.GrammarMatcher(compiled)
     mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
-    stops = tokenizer.stop_token_ids
-    for count in range(TOKENS):
+    for count in range(BEGINNING):
         matcher.fill_next_token_bitmask(mask, 0)
-        words = mask[0].tolist()
+        allowed = _allowed(mask)
         # Without stop tokens, a complete answer allows no token either.
-        if stops and not any(words):
-            raise DeadEndError(
+        if tokenizer.stop_token_ids and not allowed:
+            raise UnusableError(
                 f"allows no token after {count} tokens of an answer: a rule may lead only to itself"
             )
-        token = next((token for token in _allowed(words) if token not in stops), None)
+        others = (token for token in allowed if token not in tokenizer.stop_token_ids)
+        token = next(others, None)
         if token is None or not matcher.accept_token(token):
             return
 
 
-def _allowed(words: Sequence[int]) -> Iterator[int]:
-    """Yield the tokens that a mask allows. It has a bit for each token, in words of 32 bits."""
-    for place, word in enumerate(words):
-        # Most words are empty, so this saves time.
-        if word:
-            for bit in range(32):
-                if word >> bit & 1:
-                    yield 32 * place + bit
+def _require_speed(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
+    """Write an answer of tokens that are drawn by lot from those that the grammar allows.
+
+    Raises:
+        UnusableError: the tokens take too long.
+    """
+    matcher = xgrammar.GrammarMatcher(compiled)
+    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
+    lot = random.Random(0)  # noqa: S311 - nobody gains by knowing it
+    spent = 0.0
+    for count in range(1, TOKENS + 1):
+        begin = time.process_time()
+        matcher.fill_next_token_bitmask(mask, 0)
+        spent += time.process_time() - begin
+        allowed = _allowed(mask)
+        token = lot.choice(allowed) if allowed else None
+        if token is None or token in tokenizer.stop_token_ids:
+            return
+        begin = time.process_time()
+        matcher.accept_token(token)
+        spent += time.process_time() - begin
+        if spent > MOST_S:
+            raise UnusableError(
+                f"takes too long for each token, after {count} tokens of an answer: "
+                "it may be read in too many ways"
+            )
+        if count % BEGINNING == 0:
+            spent = 0.0
+
+
+def _allowed(mask: Any) -> Sequence[int]:
+    """Return the tokens that a mask allows. It has a bit for each token, in words of 32 bits."""
+    numpy = importlib.import_module("numpy")
+    bits = numpy.unpackbits(mask[0].numpy().view(numpy.uint8), bitorder="little")
+    allowed: list[int] = numpy.flatnonzero(bits).tolist()
+    return allowed
 
 
 def _receive(control: socket.socket) -> socket.socket | None:

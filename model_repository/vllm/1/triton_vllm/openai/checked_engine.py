@@ -41,6 +41,11 @@ _AMOUNTS = (
     "n", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "stop", "bad_words",
 )  # fmt: skip
 _FEWER = "send fewer prompts in one request"
+# vLLM makes a whole answer in one piece in the event loop. In a chat each log probability takes
+# 16 us, and all other requests wait: 6 s for 384,000. What one completion may have takes as long,
+# but its client gets no less by asking again.
+IN_ONE_PIECE = 1 << 16
+"""The most log probabilities of an answer with several completions that is not streamed."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,15 @@ class Rules:
             "values",
             _FEWER,
         )
+        is_whole = getattr(params, "output_kind", None) is self.vllm.RequestOutputKind.FINAL_ONLY
+        if asked > 1 and is_whole:
+            refuse_above(
+                IN_ONE_PIECE,
+                request.logprob_values,
+                "max_tokens times logprobs of all completions are, without stream,",
+                "values",
+                "set stream, or send a request for each completion",
+            )
         if getattr(params, "min_tokens", 0):
             bound_minimum(params, prompt, facts.max_tokens)
         self.runner.openai_requests.weigh(request, count)

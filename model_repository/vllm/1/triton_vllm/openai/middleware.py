@@ -241,6 +241,9 @@ class Middleware:
 
     async def _end(self, path: str, error: Exception, send: Send) -> None:
         """Tell the client of an exception of the application."""
+        # Starlette wraps an exception for which vLLM has a handler if the response has begun.
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+            error = error.__cause__
         failed: AdapterError
         if isinstance(error, self._rules.vllm.refusals):
             failed = InvalidRequestError(str(error))
