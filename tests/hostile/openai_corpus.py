@@ -198,8 +198,14 @@ AMOUNTS = [
     ask(
         "n of 128 with 20 log probabilities",
         TEXT,
-        {**SHORT, "n": 128, "logprobs": 20, "max_tokens": 200, "prompt": ["x"] * 3},
+        {**SHORT, "n": 128, "logprobs": 20, "max_tokens": 200, "prompt": ["x"] * 3, "stream": True},
         "are for all prompts",
+    ),
+    ask(
+        "a chat of 128 answers with 20 log probabilities",
+        CHAT,
+        {**HELLO, "n": 128, "logprobs": True, "top_logprobs": 20, "max_tokens": 150},
+        "without stream, 384000 values",
     ),
     ask("256 prompts with n of 128", TEXT, {"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}, "completions or inputs"),
     ask("257 prompts", TEXT, {"prompt": ["x"] * 257, "max_tokens": 1}, "'prompt' has 257 entries"),
