@@ -215,6 +215,13 @@ async def test_a_whole_answer_of_several_completions_has_few_log_probabilities(p
         place.checked.generate({"prompt_token_ids": [1]}, asked, "last")
 
 
+async def test_an_operator_may_lift_this_limit_as_well(place, monkeypatch):
+    """With the limit of log probabilities."""
+    monkeypatch.setattr(checked_engine, "IN_ONE_PIECE", 40)
+    place.limits(max_logprob_values=0)
+    place.checked.generate({"prompt_token_ids": [1]}, params(n=2, logprobs=10, output_kind=KINDS.FINAL_ONLY), "two")
+
+
 async def test_one_completion_may_have_many_log_probabilities(place, monkeypatch):
     """Its client could not get them with less work."""
     monkeypatch.setattr(checked_engine, "IN_ONE_PIECE", 40)

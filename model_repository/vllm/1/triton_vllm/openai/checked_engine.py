@@ -41,9 +41,9 @@ _AMOUNTS = (
     "n", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "stop", "bad_words",
 )  # fmt: skip
 _FEWER = "send fewer prompts in one request"
-# vLLM makes a whole answer in one piece in the event loop. In a chat each log probability takes
-# 16 us, and all other requests wait: 6 s for 384,000. What one completion may have takes as long,
-# but its client gets no less by asking again.
+# vLLM makes a whole answer in one piece in the event loop, and all other requests wait. In a chat
+# each log probability takes 16 us: 6 s for 384,000. For one completion there is no such limit: it
+# cannot be asked for in smaller parts.
 IN_ONE_PIECE = 1 << 16
 """The most log probabilities of an answer with several completions that is not streamed."""
 
@@ -142,7 +142,7 @@ class Rules:
             _FEWER,
         )
         is_whole = getattr(params, "output_kind", None) is self.vllm.RequestOutputKind.FINAL_ONLY
-        if asked > 1 and is_whole:
+        if asked > 1 and is_whole and self.limits.max_logprob_values:
             refuse_above(
                 IN_ONE_PIECE,
                 request.logprob_values,

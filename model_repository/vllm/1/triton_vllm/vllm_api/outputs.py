@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SLICE = 16
 """The most outputs with log probabilities that are handled at a time."""
 STEPS = 8
-"""The most steps of which the other outputs go first."""
+"""After so many steps, held outputs are given although more steps have arrived."""
 
 
 def deliver_fairly(llm: EngineClient) -> None:
@@ -27,10 +27,10 @@ def deliver_fairly(llm: EngineClient) -> None:
 class FairOutputs:
     """Takes the outputs of EngineCore, and gives them to vLLM's output handler.
 
-    EngineCore does not wait for the handler. With log probabilities it can be seconds ahead. In the
-    order in which they came, the first token of a new request would wait for all of that. So
-    outputs with log probabilities are held back then, and given one of each request in turn.
-    All other outputs go first.
+    EngineCore does not wait for the handler. With log probabilities it can be seconds ahead. In
+    vLLM's order, the first token of a new request would wait for all of that. So outputs with log
+    probabilities are held back then. Each request gets one of them in turn, and all other outputs
+    go first.
 
     Args:
         llm: the engine's client, before it has taken any output.
@@ -41,7 +41,7 @@ class FairOutputs:
         self._receive = llm.engine_core.get_output_async
         # Of each request, in the order of their turns: outputs, each with its step's message.
         self._held: dict[str, deque[tuple[Any, Any]]] = {}
-        # The steps since held outputs were given.
+        # Steps whose outputs were taken since held ones were given.
         self._steps = 0
 
     async def take(self) -> Any:
