@@ -40,7 +40,7 @@ BEGINNING = 16
 # that begins after a hundred tokens: xgrammar follows all ways to read the answer so far.
 TOKENS = 256
 """How many tokens of an answer are timed."""
-TOKENS_S = 2.0
+TOKENS_S = 5.0
 """After how many processor seconds no more tokens are timed."""
 # With 128,000 tokens in the vocabulary, usual schemas take 2 to 100 ms, and a grammar of SQL 300. A
 # busy machine may double that.
