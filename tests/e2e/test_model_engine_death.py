@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -188,6 +189,30 @@ def test_a_prefill_of_more_than_a_minute_is_not_ended(serving: Serve, long_argum
         assert times_back(server) == 0
     if seconds < A_MINUTE:
         pytest.skip(f"the longest prefill takes {seconds:.0f} s on this machine")
+
+
+# as in support/compiling.py, which imports vLLM and so cannot be imported here
+COMPILING_PROCESSOR = "support.compiling:Compiling"
+COMPILING_SECONDS = 120
+COMPILING_SEED = 7
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_a_compilation_of_two_minutes_is_not_ended(
+    serving: Serve, long_arguments: dict[str, object], pytestconfig: pytest.Config
+) -> None:
+    """EngineCore waits for a compiler that it started; only the compiler uses the processor."""
+    engine = {**long_arguments, "logits_processors": [COMPILING_PROCESSOR]}
+    with serving(engine, environment={**ONE_THREAD, "PYTHONPATH": str(pytestconfig.rootpath / "tests")}) as server:
+        began = now()
+        end = ask(server, PROMPT, {"temperature": 0, "seed": COMPILING_SEED}, options=PATIENT)
+        seconds = now() - began
+        print(f"an answer after {seconds:.0f} s")
+        assert (end.error, end.text) == ("", PROMPT + ANSWER)
+        assert seconds > COMPILING_SECONDS
+        assert "does not answer" not in server.log.read_text(errors="replace")
+        assert times_back(server) == 0
 
 
 @pytest.mark.slow
