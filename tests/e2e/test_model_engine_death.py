@@ -192,7 +192,7 @@ def test_a_prefill_of_more_than_a_minute_is_not_ended(serving: Serve, long_argum
 
 
 # as in support/compiling.py, which imports vLLM and so cannot be imported here
-COMPILING_PROCESSOR = "support.compiling:Compiling"
+COMPILING_PROCESSOR = "compiling:Compiling"
 COMPILING_SECONDS = 120
 COMPILING_SEED = 7
 
@@ -203,8 +203,12 @@ def test_a_compilation_of_two_minutes_is_not_ended(
     serving: Serve, long_arguments: dict[str, object], pytestconfig: pytest.Config
 ) -> None:
     """EngineCore waits for a compiler that it started; only the compiler uses the processor."""
+
+    def prepare(model: Path) -> None:
+        shutil.copy(pytestconfig.rootpath / "tests/support/compiling.py", model / "1")
+
     engine = {**long_arguments, "logits_processors": [COMPILING_PROCESSOR]}
-    with serving(engine, environment={**ONE_THREAD, "PYTHONPATH": str(pytestconfig.rootpath / "tests")}) as server:
+    with serving(engine, environment=ONE_THREAD, prepare=prepare) as server:
         began = now()
         end = ask(server, PROMPT, {"temperature": 0, "seed": COMPILING_SEED}, options=PATIENT)
         seconds = now() - began
