@@ -78,6 +78,18 @@ def test_all_log_probabilities_are_those_of_the_vocabulary():
     bound_cost(asked, PROMPT, limits, 40_000, vocabulary=299)
 
 
+def test_log_probabilities_are_kept_in_flat_lists_if_vllm_has_them():
+    """Not those of a prompt: clients expect null for its first token."""
+    answer, prompt, old = (
+        params(logprobs=5, flat_logprobs=False),
+        params(prompt_logprobs=5, flat_logprobs=False),
+        params(logprobs=5),
+    )
+    for asked in (answer, prompt, old):
+        bound_cost(asked, PROMPT, USUAL, 40_000)
+    assert (answer.flat_logprobs, prompt.flat_logprobs, hasattr(old, "flat_logprobs")) == (True, False, False)
+
+
 def test_a_text_leaves_the_whole_room_to_its_answer():
     """It may have fewer tokens than bytes."""
     with pytest.raises(InvalidRequestError, match="are 2560000 values"):

@@ -63,8 +63,8 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: 
         sizes[name] = len(ids)
         what = f"sampling parameters: {name} times n has"
         refuse_above(limits.max_token_ids, len(ids) * completions, what, "token ids")
-    # 2) Log probabilities. vLLM makes an object of about 200 bytes for each, in the event loop that
-    # serves all requests. Each completion has its own, also of the prompt.
+    # 2) Log probabilities. vLLM makes them in the event loop that serves all requests, and keeps
+    # them until the answer ends. Each completion has its own, also of the prompt.
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
     prompt_tokens = _most_tokens(prompt, room) if ids is None else len(ids)
     for_each = _for_each(params, "logprobs", vocabulary)
@@ -87,6 +87,10 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: 
         "plus the prompt's tokens times prompt_logprobs, times n, are",
         "values",
     )
+    # Flat lists take 43 bytes a value, and an object for each 250. For a prompt, they would replace
+    # the null of its first token by an empty object.
+    if hasattr(params, "flat_logprobs") and params.prompt_logprobs is None:
+        params.flat_logprobs = True
     return Cost(max(sizes.values(), default=0) * completions, values)
 
 

@@ -47,7 +47,7 @@ class Completion:
     cumulative_logprob: float | None = None
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Any] | None = None
+    logprobs: Positions | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
 
@@ -56,7 +56,11 @@ class Completion:
         self.text += output.text
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+            # The first ones are not copied: flat lists make an object of each value that is read.
+            if self.logprobs is None:
+                self.logprobs = output.logprobs
+            else:
+                self.logprobs = [*self.logprobs, *output.logprobs]
         if output.cumulative_logprob is not None:
             self.cumulative_logprob = output.cumulative_logprob
         if output.finish_reason is not None:
