@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import UNLOADING
+from triton_vllm.engine import spare_memory
 from triton_vllm.engine.loop import LoopThread
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.patience import Patience
@@ -118,6 +119,7 @@ class Engine:
         self._front: Front | None = None
         # How long EngineCore has not answered, s. 0 if it does not hang.
         self._hung_for = 0.0
+        self._spare_memory = spare_memory.SpareMemory()
         self.runner = Runner(self._loop, prompter, self._translator, limits, log)
         self.facts = vllm_api.Facts()
 
@@ -217,6 +219,8 @@ class Engine:
             self.runner.refuse_overdue()
             self.runner.in_flight.tidy()
             self._note_stuck()
+            if self._spare_memory.is_due(self.runner.in_flight.count(), self._loop.time()):
+                self._loop.run_in_executor(None, spare_memory.give_back)
         except Exception as error:  # noqa: BLE001 - the next check may find more
             self._translator.note("the engine could not be checked", error)
         self._loop.call_later(self._pace.health_period, self._check)
