@@ -18,6 +18,7 @@ from support import small_build
 from support.namespaces import with_mounts
 from support.repositories import CHECKOUT, ensure_triton
 from support.small_fixtures import workspace_in
+from support.thin_builds import fill_cache
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.locks import locked
 from vllm_env.base.network import Network
@@ -28,8 +29,6 @@ from vllm_env.triton.root import open_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from support.small_fixtures import Channel
 
 _UNKNOWN = "known after the build"
 
@@ -60,9 +59,10 @@ def _nothing_written(*folders: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def small_cache(channel: Channel, tmp_path: Path) -> Path:
-    """A cache that knows this machine's interpreter, so that no other one is chosen."""
-    shutil.copytree(channel.root / "conda/channel", tmp_path / "cache/conda/channel")
+def small_cache(thin_channel: Path, thin_wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that knows an interpreter, so that no other one is chosen; builds with it take the stand-ins."""
+    monkeypatch.setenv("PIP_FIND_LINKS", str(thin_wheels))
+    fill_cache(thin_channel, tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -112,7 +112,8 @@ def test_it_says_what_the_build_then_does(small_cache: Path, small_wheel: Path, 
         assert plan["stub"].startswith(f"{manifest['stub']['origin']}, ")
         assert plan["layout"] == manifest["layout"]
         assert plan["key"] == manifest["key"]
-    assert plans[0]["fetch"] != "0 MB of wheels"
+    assert plans[1]["bytes_to_fetch"] > 0
+    assert plans[0]["fetch"] == f"{plans[1]['bytes_to_fetch'] / 1e6:.0f} MB of wheels"
     assert plans[2]["bytes_to_fetch"] == 0
 
 

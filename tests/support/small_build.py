@@ -25,7 +25,7 @@ requirements = ["setuptools"]
 """
 _PYPROJECT = """\
 [build-system]
-requires = ["setuptools"]
+requires = ["setuptools<9000"]  # thin builds have an empty package 9999
 build-backend = "setuptools.build_meta"
 [project]
 name = "vllm"
