@@ -3,13 +3,16 @@
 import ast
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from google.protobuf import text_format
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from vllm_env.base.errors import VllmEnvError
 
 from .manifest import Manifest
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 CONFIG_NAME = "config.pbtxt"
 ENGINE_ARGS_NAME = "vllm_engine_args.json"
@@ -25,7 +28,7 @@ MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _COPY = "Copy it from this checkout's model_repository/vllm."
 
 
-def read_config(model: Path) -> ModelConfig:
+def read_config(model: Path) -> "ModelConfig":
     """Return a model's configuration.
 
     Raises:
@@ -60,7 +63,7 @@ def printable(text: str) -> str:
     return encode_config(text).decode("utf-8", "replace")
 
 
-def parse_config(file: Path, text: str) -> ModelConfig:
+def parse_config(file: Path, text: str) -> "ModelConfig":
     """Parse a configuration that was read by :func:`read_config_text`.
 
     Args:
@@ -70,6 +73,9 @@ def parse_config(file: Path, text: str) -> ModelConfig:
     Raises:
         VllmEnvError: the text is not a model configuration; the message has the line.
     """
+    # Its package imports gRPC and NumPy: half of the time in which a command starts.
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
     config = ModelConfig()
     try:
         # The definition is the one of tritonclient's release. A newer Triton may know more fields.

@@ -7,11 +7,13 @@ edit. An edit that changes anything but the intended field is discarded.
 import contextlib
 import re
 from pathlib import Path
-
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from typing import TYPE_CHECKING
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.model.files import ENVIRONMENT, MODEL_DIRECTORY, parse_config
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 # White space and comments may stand between the parts of a field.
 _GAP = r"(?:\s|#[^\n]*\n)*"
@@ -70,7 +72,7 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
     return _edited(file, text, pattern=_PLACE, value=place, wanted=wanted)
 
 
-def _refuse(file: Path, config: ModelConfig) -> None:
+def _refuse(file: Path, config: "ModelConfig") -> None:
     # Adopting would not help: the model would still not load.
     has_policy = config.HasField("model_transaction_policy")
     if config.max_batch_size > 0:
@@ -88,7 +90,7 @@ def _refuse(file: Path, config: ModelConfig) -> None:
     )
 
 
-def _edited(file: Path, text: str, pattern: str, value: str, wanted: ModelConfig) -> str:
+def _edited(file: Path, text: str, pattern: str, value: str, wanted: "ModelConfig") -> str:
     """Return the text after one edit, which must parse as ``wanted``.
 
     Args:

@@ -8,9 +8,6 @@ name, and both of its frontends tell it.
 import http.client
 import json
 
-from tritonclient.grpc import InferenceServerClient
-from tritonclient.utils import InferenceServerException
-
 _SECONDS = 5.0
 
 
@@ -34,6 +31,10 @@ def http_name(port: int) -> str | None:
 
 def grpc_name(port: int) -> str | None:
     """Return the name of the server on a gRPC port of 127.0.0.1; None if no server answers."""
+    # Only a command that serves needs it. The import takes as long as all others together.
+    from tritonclient.grpc import InferenceServerClient
+    from tritonclient.utils import InferenceServerException
+
     # docker can set http_proxy in every container, and gRPC would use it for this machine, too.
     direct = [("grpc.enable_http_proxy", 0)]
     with InferenceServerClient(f"127.0.0.1:{port}", channel_args=direct) as client:
