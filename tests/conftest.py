@@ -214,7 +214,7 @@ def server(serving: Serve, session_folder: Path) -> Iterator[TritonServer]:
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(beside)
-            running = stack.enter_context(serving(prepare=with_openai))
+            running = stack.enter_context(serving(environment=ONE_THREAD, prepare=with_openai))
         yield running
 
 

@@ -89,6 +89,21 @@ def with_openai(port: int, **more: str) -> Callable[[Path], None]:
     return change
 
 
+def test_a_load_that_fails_leaves_no_process(idle: TritonServer, cache: dict[str, str]) -> None:
+    """The process that was started ahead ends with the load for which it was started.
+
+    The first of these tests: with a cache that is still empty, each of the others would start such a process.
+    """
+    shutil.rmtree(cache["VLLM_CACHE_ROOT"], ignore_errors=True)  # a first start, whatever was loaded before
+    seen = Sightings(cache, "long")
+    with seen.watching():
+        reason = refused(idle, "long", with_arguments(max_model_len=10**9))
+    assert "max_model_len" in reason
+    inspections = seen.inspections()  # one, or two if the server gave the load up and did it again
+    assert inspections, seen.seen
+    assert all(map(gone, inspections))
+
+
 def test_a_port_that_cannot_be_had_ends_the_load(idle: TritonServer) -> None:
     """Before vLLM is imported: one that is taken, and one that other machines could reach without a key."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -109,18 +124,6 @@ def test_a_wrong_argument_of_the_openai_server_ends_the_load(idle: TritonServer)
     start = len(said(idle))
     assert "vllm_openai_args.json: chat_template differs from vllm_engine_args.json" in refused(idle, "two_templates", change)
     assert "starting the engine" not in said(idle)[start:]
-
-
-def test_a_load_that_fails_leaves_no_process(idle: TritonServer, cache: dict[str, str]) -> None:
-    """The process that was started ahead ends with the load for which it was started."""
-    shutil.rmtree(cache["VLLM_CACHE_ROOT"], ignore_errors=True)  # a first start, whatever was loaded before
-    seen = Sightings(cache, "long")
-    with seen.watching():
-        reason = refused(idle, "long", with_arguments(max_model_len=10**9))
-    assert "max_model_len" in reason
-    inspections = seen.inspections()  # one, or two if the server gave the load up and did it again
-    assert inspections, seen.seen
-    assert all(map(gone, inspections))
 
 
 @pytest.mark.slow  # as an engine that fails does below

@@ -98,7 +98,6 @@ def test_an_adapter_is_added_used_replaced_and_removed_under_load(
         before = copies(llama_server)
         place(second, lora_directory / "sql")
         replaced = text(llama_server, "sql")
-        wait_for(lambda: before - copies(llama_server), "the end of the copy that was replaced")
         place(second, lora_directory / "other")
         assert text(llama_server, "other") == replaced
         shutil.rmtree(lora_directory / "sql")
@@ -106,6 +105,7 @@ def test_an_adapter_is_added_used_replaced_and_removed_under_load(
         assert text(llama_server, "other") == replaced
         place(first, lora_directory / "sql")
         assert text(llama_server, "sql") == alone
+    wait_for(lambda: before - copies(llama_server), "the end of the copy that was replaced")
     assert set(answers) == {alone}
     assert len({alone, replaced, base}) == 3
     assert text(llama_server, None) == base
