@@ -393,11 +393,11 @@ def test_a_checkout_that_cannot_be_written_has_its_tools_in_the_cache(open_place
     assert f'"{open_place.tools}/venv-3' in open_place.run(before=_AS_OTHER, VLLM_ENV_CACHE=str(cache))[1]
 
 
-def test_pip_of_ubuntu_22_04_is_enough(place: Place, tmp_path: Path) -> None:
+def test_pip_of_ubuntu_22_04_is_enough(place: Place) -> None:
     """The oldest that it must do with: 22.0.2 has no --python."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "old"], check=True)
-    python = tmp_path / "old/bin/python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "pip==22.0.2"], check=True)
+    python = _bare(place)
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, "pip==22.0.2"], check=True)
     code, out, err = place.run(PYTHON=str(python))
     assert (code, out[:6]) == (0, '["1.0"'), err
     argv: list[str | Path] = [python, "-m", "pip", "--python", python, "list"]
