@@ -28,7 +28,7 @@ SECONDS = {{"has many ways": (0, 0.03), "is dear": (0.07, 0.07), "is slow": (0.0
 
 class Cost:
     def __init__(self, *_, **__):
-        self.stop_token_ids, self.vocab_size = [1], 32
+        self.stop_token_ids, self.vocab_size = [1], 30
 
     def __getattr__(self, name):
         def cost(text):
@@ -59,7 +59,9 @@ class Matcher:
 
     def fill_next_token_bitmask(self, mask, row):
         assert self.left > 0
-        mask[row][0] = 0 if self.compiled == "has a dead end" and self.left == 1 else 0b100
+        # the two bits that are no tokens; the token that ends the answer and another one
+        tokens = 0 if self.compiled == "has a dead end" and self.left == 1 else 0b110
+        mask[row][0] = -1 << 30 | tokens
         early, late = SECONDS.get(self.compiled, (0, 0))
         end = time.process_time() + (early if self.left > 968 else late)
         while time.process_time() < end: pass

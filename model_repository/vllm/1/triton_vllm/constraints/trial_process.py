@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 COMPILERS: Mapping[str, tuple[str, str]] = {
     "json": ("from_json_schema", "compile_json_schema"),
@@ -160,15 +160,14 @@ def _require_answer(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
     mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
     for count in range(BEGINNING):
         matcher.fill_next_token_bitmask(mask, 0)
-        allowed = _allowed(mask)
+        allowed = _allowed(tokenizer, mask, stop=True)
         # Without stop tokens, a complete answer allows no token either.
-        if tokenizer.stop_token_ids and not allowed:
+        if tokenizer.stop_token_ids and not allowed.size:
             raise UnusableError(
                 f"allows no token after {count} tokens of an answer: a rule may lead only to itself"
             )
-        others = (token for token in allowed if token not in tokenizer.stop_token_ids)
-        token = next(others, None)
-        if token is None or not matcher.accept_token(token):
+        others = _allowed(tokenizer, mask, stop=False)
+        if not others.size or not matcher.accept_token(int(others[0])):
             return
 
 
@@ -189,10 +188,11 @@ def _require_speed(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
             return
         matcher.fill_next_token_bitmask(mask, 0)
         spent += time.process_time() - begin
-        allowed = _allowed(mask)
-        token = lot.choice(allowed) if allowed else None
-        if token is None or token in tokenizer.stop_token_ids:
+        # An answer that ends early would show little.
+        allowed = _allowed(tokenizer, mask, stop=False)
+        if not allowed.size:
             return
+        token = int(lot.choice(allowed))
         begin = time.process_time()
         matcher.accept_token(token)
         spent += time.process_time() - begin
@@ -205,12 +205,21 @@ def _require_speed(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
             least, spent = min(least, spent), 0.0
 
 
-def _allowed(mask: Any) -> Sequence[int]:
-    """Return the tokens that a mask allows. It has a bit for each token, in words of 32 bits."""
+def _allowed(tokenizer: Any, mask: Any, *, stop: bool) -> Any:
+    """Return the tokens that a mask allows, as a NumPy array.
+
+    Args:
+        tokenizer: xgrammar's description of the tokenizer.
+        mask: has a bit for each token, in words of 32 bits. The bits of the last word that are no
+            tokens may be set.
+        stop: whether the tokens that end an answer count.
+    """
     numpy = importlib.import_module("numpy")
     bits = numpy.unpackbits(mask[0].numpy().view(numpy.uint8), bitorder="little")
-    allowed: list[int] = numpy.flatnonzero(bits).tolist()
-    return allowed
+    bits[tokenizer.vocab_size :] = 0
+    if not stop:
+        bits[list(tokenizer.stop_token_ids)] = 0
+    return numpy.flatnonzero(bits)
 
 
 def _receive(control: socket.socket) -> socket.socket | None:
