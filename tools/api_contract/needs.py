@@ -135,6 +135,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("output_kind", "structured_outputs", "logprobs", "prompt_logprobs"),
         **_fields("stop", "bad_words", "allowed_token_ids", "logit_bias", "stop_token_ids"),
         **_fields("output_text_buffer_length", "skip_special_tokens"),
+        **_fields("flat_logprobs", since="0.12"),
         **_fields("skip_clone", since="0.14"),
         **_fields("prompt_logprob_token_ids", "repetition_detection", since="0.32"),
     },

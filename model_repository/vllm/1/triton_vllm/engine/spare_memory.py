@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 
@@ -19,10 +20,9 @@ def give_back() -> None:
     # Only a full collection frees them. It takes few ms, because all objects of the start are
     # frozen.
     gc.collect()
-    # The C library of another system may lack it.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    # Only GNU's C library has it.
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class SpareMemory:
