@@ -181,6 +181,7 @@ async def measure(server: TritonTarget, options: argparse.Namespace) -> Found:
                 row["attack"] = await attacker.send(attack)
                 if not options.only_attacks:
                     row["clients"] = await attacker.send(attack.as_clients())
+                row["stub_mb"] = _stub_mb(server)
                 found.rows.append(row)
                 say(json.dumps(row))
             await found.note_memory(f"round {number + 1}", server)
@@ -206,8 +207,13 @@ class Found:
     async def note_memory(self, when: str, server: TritonTarget) -> None:
         """Wait, and add the stub's memory."""
         await asyncio.sleep(_MEMORY_S)
-        self.memory.append((when, server.resident()["stub"] / 1e6))
+        self.memory.append((when, _stub_mb(server)))
         say(f"stub 30 s after {when}: {self.memory[-1][1]:.0f} MB")
+
+
+def _stub_mb(server: TritonTarget) -> float:
+    """Return the stub's resident memory."""
+    return server.resident()["stub"] / 1e6
 
 
 def table(rows: list[dict[str, Any]]) -> str:
