@@ -111,10 +111,10 @@ class Attacker:
         streaming: runs ``neighbour``.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, neighbour: Neighbour) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, grpc: int) -> None:
         self.process = process
-        self.neighbour = neighbour
-        self.streaming = asyncio.create_task(neighbour.run())
+        self._grpc = grpc
+        self.begin_streaming()
 
     @classmethod
     async def start(cls, server: TritonTarget) -> Attacker:
@@ -126,7 +126,18 @@ class Attacker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        return cls(process, Neighbour(server.grpc))
+        return cls(process, server.grpc)
+
+    def begin_streaming(self) -> None:
+        """Start a neighbour."""
+        self.neighbour = Neighbour(self._grpc)
+        self.streaming = asyncio.create_task(self.neighbour.run())
+
+    async def end_streaming(self) -> None:
+        """End the neighbour."""
+        self.neighbour.leaving = True
+        self.streaming.cancel()
+        await asyncio.wait({self.streaming})
 
     async def send(self, attack: Attack) -> dict[str, Any]:
         """Send an attack; return the ends of its requests and the neighbour's longest wait (s).
@@ -154,9 +165,7 @@ class Attacker:
 
     async def end(self) -> None:
         """End the process and the neighbour."""
-        self.neighbour.leaving = True
-        self.streaming.cancel()
-        await asyncio.wait({self.streaming})
+        await self.end_streaming()
         self.process.kill()
         await self.process.wait()
 
@@ -171,7 +180,7 @@ async def measure(server: TritonTarget, options: argparse.Namespace) -> Found:
         # The first large answers make the pools as large as they stay.
         for attack in everything[1:4]:
             await attacker.send(attack.as_clients())
-        await found.note_memory("the warm-up", server)
+        await found.note_memory("the warm-up", server, attacker)
         chosen = [attack for attack in everything if attack.kind + 1 in options.kinds]
         for number in range(options.rounds):
             if time.monotonic() > until:
@@ -184,7 +193,7 @@ async def measure(server: TritonTarget, options: argparse.Namespace) -> Found:
                 row["stub_mb"] = _stub_mb(server)
                 found.rows.append(row)
                 say(json.dumps(row))
-            await found.note_memory(f"round {number + 1}", server)
+            await found.note_memory(f"round {number + 1}", server, attacker)
     finally:
         await attacker.end()
         # If a request of the neighbour failed, the table has the attacks before it.
@@ -204,11 +213,13 @@ class Found:
     rows: list[dict[str, Any]] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)
 
-    async def note_memory(self, when: str, server: TritonTarget) -> None:
-        """Wait, and add the stub's memory."""
+    async def note_memory(self, when: str, server: TritonTarget, attacker: Attacker) -> None:
+        """End the neighbour's answer, wait, and add the stub's memory."""
+        await attacker.end_streaming()
         await asyncio.sleep(_MEMORY_S)
         self.memory.append((when, _stub_mb(server)))
         say(f"stub 30 s after {when}: {self.memory[-1][1]:.0f} MB")
+        attacker.begin_streaming()
 
 
 def _stub_mb(server: TritonTarget) -> float:

@@ -10,31 +10,38 @@ import psutil
 
 from support.engine_parts import PACE, PROMISED, added, output
 from support.fake_reply import fake_job as job
-from support.patience import pause
+from support.patience import pause, wait_for
 from triton_vllm.engine import spare_memory
-from triton_vllm.engine.spare_memory import FEW, MANY, PAUSE_S, SpareMemory, give_back
+from triton_vllm.engine.spare_memory import MANY, PAUSE_S, SpareMemory, give_back
+
+
+def looks(*requests_and_times: tuple[int, float]) -> list[bool]:
+    """Look at the number of requests at each of these times; return when it was time to give memory back."""
+    spare = SpareMemory()
+    return [spare.is_due(*look) for look in requests_and_times]
 
 
 def test_memory_is_given_back_once_after_many_requests():
-    spare = SpareMemory()
-    looks = [(0, 0.0), (MANY, 1.0), (FEW, 2.0), (FEW, 1.0 + PAUSE_S), (FEW, 100.0)]
-    assert [spare.is_due(*look) for look in looks] == [False, False, False, True, False]
+    assert looks((0, 10.0), (MANY, 11.0), (1, 12.0), (0, 13.0), (0, 12.0 + PAUSE_S), (0, 100.0)) == [False] * 4 + [True, False]
 
 
-def test_memory_is_not_given_back_while_there_are_more_than_few():
-    spare = SpareMemory()
-    looks = [(MANY, 0.0), (FEW + 1, 100.0), (MANY, 101.0), (0, 102.0), (0, 101.0 + PAUSE_S)]
-    assert [spare.is_due(*look) for look in looks] == [False, False, False, False, True]
+def test_no_memory_is_given_back_while_there_are_requests():
+    assert looks((MANY, 0.0), (1, 100.0), (0, 101.0), (1, 104.0), (0, 108.0), (0, 109.0)) == [False] * 5 + [True]
+
+
+def test_few_requests_leave_little_to_give_back():
+    assert looks((MANY - 1, 0.0), (0, 100.0)) == [False, False]
 
 
 def test_the_engine_gives_memory_back(started, monkeypatch):
     given = threading.Event()
     monkeypatch.setattr(spare_memory, "give_back", given.set)
-    monkeypatch.setattr(spare_memory, "PAUSE_S", 0.0)
+    monkeypatch.setattr(spare_memory, "PAUSE_S", PACE.health_period)
     engine, _ = started()
     many = job()
     many.weight = MANY
     _, put = added(engine, many)
+    wait_for(lambda: engine._spare_memory.had_many)
     pause(10 * PACE.health_period)
     assert not given.is_set()
     put(output(finished=True))

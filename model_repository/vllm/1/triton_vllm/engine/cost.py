@@ -33,7 +33,10 @@ class Cost:
 
 
 def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: int = 0) -> Cost:
-    """Refuse a request that would stop the others, and remove repetitions from its lists of ids.
+    """Refuse a request that would stop the others, and make it cheaper.
+
+    Repetitions are removed from its lists of ids, and vLLM keeps its log probabilities in flat
+    lists.
 
     Args:
         params: vLLM's SamplingParams or PoolingParams. Changed in place.
@@ -87,8 +90,8 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: 
         "plus the prompt's tokens times prompt_logprobs, times n, are",
         "values",
     )
-    # Flat lists take 43 bytes a value, and an object for each 250. For a prompt, they would replace
-    # the null of its first token by an empty object.
+    # 3) vLLM's flat lists. There a value takes 43 bytes, and as an object 250. For a prompt, they
+    # would turn the null of its first token into an empty object.
     if hasattr(params, "flat_logprobs") and params.prompt_logprobs is None:
         params.flat_logprobs = True
     return Cost(max(sizes.values(), default=0) * completions, values)
