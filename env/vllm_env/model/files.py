@@ -59,7 +59,7 @@ def encode_config(text: str) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Return a text of :func:`read_config_text`, with a sign for each byte that is no UTF-8."""
+    """Return a text of :func:`read_config_text`; bytes that are not valid UTF-8 become U+FFFD."""
     return encode_config(text).decode("utf-8", "replace")
 
 
