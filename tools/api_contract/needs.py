@@ -283,6 +283,7 @@ RECORDED = (
 MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
     "vllm.v1.engine.core_client": ("launch_core_engines",),
+    "vllm.v1.engine.logprobs": ("convert_ids_list_to_tokens",),
     # Used only if a parser is configured, which the adapter refuses with an older vLLM.
     "vllm.entrypoints.openai.chat_completion.protocol": (),
     "vllm.parser": (),
