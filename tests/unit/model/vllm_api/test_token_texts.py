@@ -63,6 +63,17 @@ def test_each_tokenizer_has_its_own_texts_while_it_lives(texts):
     assert gone() is None
 
 
+def test_a_tokenizer_without_a_hash_is_asked_each_time(texts):
+    """A model may bring its own class, and an error would end the engine."""
+
+    class Unhashable(Tokenizer):
+        __hash__ = None  # type: ignore[assignment]
+
+    tokenizer = Unhashable()
+    assert [texts(tokenizer, [1]), texts(tokenizer, [1])] == [["1"], ["1"]]
+    assert tokenizer.decoded == [1, 1]
+
+
 def test_vllms_function_is_replaced_once(monkeypatch):
     """Every start of an engine asks for it; a model can be loaded more than once in one process."""
     module: Any = ModuleType(_MODULE)

@@ -43,7 +43,11 @@ class TokenTexts:
 
     def __call__(self, tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token, in a list that the caller may change."""
-        texts = self._texts.setdefault(tokenizer, {})
+        try:
+            texts = self._texts.setdefault(tokenizer, {})
+        except TypeError:
+            # A model's own tokenizer may have no hash. An error here would end the engine.
+            return self._decode(tokenizer, token_ids)
         new = [token for token in token_ids if token not in texts]
         if new:
             texts.update(zip(new, self._decode(tokenizer, new), strict=True))
