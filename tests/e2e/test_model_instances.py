@@ -49,6 +49,7 @@ PATIENCE = 300.0
 FIRST = 2  # instances at first: each of them costs an import of vLLM
 COUNT = 3  # after the reload: where one of them dies, the others compete to lead
 MANY = 16  # requests of which no instance of a few gets none
+MOST = 48  # requests in flight
 
 
 def engines(server: TritonServer) -> list[psutil.Process]:
@@ -97,6 +98,7 @@ def group(serving: Serve, made_models: MadeModels, adapters: Path) -> Iterator[T
         (model / "multi_lora.json").write_text(json.dumps(names), encoding="utf-8")
         with_instances(model, FIRST)
         with_parameter(model, "LORA_DIRECTORY", str(adapters))
+        with_parameter(model, "MAX_REQUESTS_IN_FLIGHT", str(MOST))
         with_metrics(model)
         with_openai(model)
 
@@ -183,6 +185,20 @@ def test_cancellations_reach_the_engine_from_each_instance(group: TritonServer) 
             stream.cancel()
         assert all("CANCELLED" in stream.wait_end(PATIENCE).status for stream in streams)
         assert is_served(group)
+
+
+def test_the_limit_counts_the_requests_of_all_instances(group: TritonServer) -> None:
+    """Each of the two has room for more."""
+    start = len(said(group))
+    with ExitStack() as stack:
+        streams = [stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MOST)]
+        wait_for(lambda: said(group, start).count("Added request triton-") == MOST)
+        assert len(instances_asked(group, start)) == FIRST
+        refused = {answer.error for answer in ask_all(group, [prompt(PROMPT, GREEDY)] * MANY)}
+        assert refused == {f"{MOST} requests are in flight, and no more are taken: try again later"}
+        for stream in streams:
+            stream.cancel()
+    wait_for(lambda: is_served(group))
 
 
 def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer) -> None:

@@ -33,7 +33,7 @@ def open_gate(*, healthy=True, in_flight=0, asleep=False, most=0, when_dead=None
     runner: Any = SimpleNamespace(
         is_up=lambda: healthy,
         why_down=DEAD,
-        in_flight=SimpleNamespace(count=lambda: in_flight),
+        in_flight=SimpleNamespace(count_of_all=lambda: in_flight),
         operator=SimpleNamespace(asleep=asleep),
     )
     return Gate(runner, most, when_dead)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from support.patience import wait_for
@@ -12,18 +13,17 @@ from support.triton_client import post
 if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
-GIVEN_UP = "the server has given this load up"
-"""The log says this if the machine stood still for a second: Triton 24.10 then takes the loading process for dead."""
+GIVEN_UP = "is not healthy"
+"""Triton 24.10 says this of a loading process if the machine stood still for a second."""
 SECONDS = 800.0  # below the limit of a test
 
 
 def load(server: TritonServer, name: str = "vllm") -> tuple[int, str]:
     """Load a model, and again if the server has given the load up; return the status and the answer's text."""
-    start = server.log.stat().st_size
-    answer = _control(server, name, "load")
-    if GIVEN_UP.encode() in server.log.read_bytes()[start:]:
-        answer = _control(server, name, "load")
-    return answer
+    status, said = _control(server, name, "load")
+    if status != HTTPStatus.OK and GIVEN_UP in said:
+        status, said = _control(server, name, "load")
+    return status, said
 
 
 def unload(server: TritonServer, name: str = "vllm") -> tuple[int, str]:

@@ -30,6 +30,7 @@ from triton_vllm.answer import NOT_SENT
 from triton_vllm.base.errors import DEAD, UNLOADING, UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.engine import UNLOADED, Engine
+from triton_vllm.instances.counts import Counts
 from triton_vllm.instances.source import Loss, Sole
 
 
@@ -247,6 +248,7 @@ class Shared(Sole):
 
     def __init__(self):
         self.lost, self.calls = None, []
+        self.counts = Counts()
 
     async def start(self, *, in_thread=False):
         self.lost = None

@@ -99,6 +99,18 @@ def test_an_engine_that_hangs_for_one_is_given_up_by_all(made):
     assert first.loss() is None
 
 
+def test_the_requests_of_an_instance_that_has_ended_do_not_count(made):
+    """Nobody else would take them back, and the limit would be lower for ever."""
+    started_both(made)
+    first, second = made.instances
+    second.counts.note(7)
+    assert first.loss() is None
+    assert first.counts.others() == 7
+    second.leave()
+    assert first.loss() is None
+    assert first.counts.others() == 0
+
+
 def test_an_unloaded_leader_is_no_death(made):
     """At each unloading one of them is the first to go."""
     started_both(made)

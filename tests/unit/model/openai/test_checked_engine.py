@@ -109,8 +109,9 @@ async def place():
         runner.moved += 1
 
     engine: Any = llm
-    runner.openai_requests = OpenAiRequests(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, moved, lambda: engine)
-    runner.in_flight = SimpleNamespace(count=lambda: runner.openai_requests.weight)
+    loop, translator = asyncio.get_running_loop(), Translator(VLLM, Log())
+    runner.openai_requests = OpenAiRequests(loop, translator, USUAL, moved, lambda: None, lambda: engine)
+    runner.in_flight = SimpleNamespace(count_of_all=lambda: runner.openai_requests.weight)
     prompter: Any = Prompter()
     facts, limits = Facts(max_tokens=100, vocabulary=50), replace(USUAL, max_requests_in_flight=10)
     rules = Rules(VLLM, Gate(runner, 10, None), runner, facts, limits, prompter, Adapters())

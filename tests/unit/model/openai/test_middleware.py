@@ -77,7 +77,7 @@ class Client:
     def __init__(self, key="", *, shared=False):
         self.up = True
         self.log: list[Any] = []
-        requests = OpenAiRequests(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, lambda: None, lambda: None)
+        requests = OpenAiRequests(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, *[lambda: None] * 3)
         runner = SimpleNamespace(openai_requests=requests, is_up=lambda: self.up)
         self.gate, self.app = Gate(), App()
         rules: Any = SimpleNamespace(

@@ -60,7 +60,7 @@ class Gate:
         Raises:
             UnavailableError: there is no room now.
         """
-        if not 0 < self._most < self._runner.in_flight.count() + count:
+        if not 0 < self._most < self._runner.in_flight.count_of_all() + count:
             return
         if count == 1:
             raise UnavailableError(

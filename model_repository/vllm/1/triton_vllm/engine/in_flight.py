@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
@@ -11,6 +12,7 @@ from triton_vllm.operator.request import OperatorRequest
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
     from triton_vllm.engine.openai_requests import OpenAiRequests
+    from triton_vllm.instances.counts import Counts
     from triton_vllm.job import Job
 
 BEGUN = math.inf
@@ -23,11 +25,17 @@ class InFlight:
     Any thread may read. One thread adds jobs, and the event loop's thread removes them. Each number
     is written by only one thread, so no lock is needed.
 
+    Args:
+        counts: where the model's other instances see how many there are.
+
     Attributes:
         openai_requests: the requests to the OpenAI port. Set by the runner.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        # Both threads tell the other instances. Without it, an older number could come last.
+        self._telling = threading.Lock()
         self.openai_requests: OpenAiRequests | None = None
         self._jobs: dict[str, Job] = {}
         self._entered = 0
@@ -47,11 +55,22 @@ class InFlight:
     def tidy(self) -> None:
         """Forget the jobs whose answers have been written, and free their memory."""
         self._unwritten = self.unwritten()
+        self.tell()
 
     def count(self) -> int:
         """Return the number of requests; each part and each completion of a request counts."""
         others = self.openai_requests.weight if self.openai_requests is not None else 0
         return self._entered - self._left + sum(job.weight for job in self.unwritten()) + others
+
+    def count_of_all(self) -> int:
+        """Return the same number for all instances of the model together."""
+        return self.count() + self._counts.others()
+
+    def tell(self) -> None:
+        """Tell the other instances how many requests there are."""
+        if not self._counts.alone:
+            with self._telling:
+                self._counts.note(self.count())
 
     def is_busy(self) -> bool:
         """Return whether there are requests other than an operator's."""
@@ -63,6 +82,7 @@ class InFlight:
         """Add a job."""
         self._jobs[job.id] = job
         self._entered += job.weight
+        self.tell()
 
     def leave(self, job: Job, *, unwritten: bool = False) -> None:
         """Remove a job, if it is here; ``unwritten`` keeps it until its reply is closed."""
@@ -71,6 +91,7 @@ class InFlight:
             self._unwritten = [*self._unwritten, job]
         if self._jobs.pop(job.id, None) is not None:
             self._left += job.weight
+        self.tell()
 
     def overdue(self, came: float, llm: EngineClient) -> list[Job]:
         """Return the jobs that have waited since before ``came``, in the event loop's time in s."""

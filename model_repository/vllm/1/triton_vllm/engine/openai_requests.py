@@ -88,6 +88,7 @@ class OpenAiRequests:
         translator: makes vLLM's exceptions.
         limits: how long a request may take and wait.
         moved: called for each output.
+        counted: called when the number of requests has changed.
         engine: returns the engine that works on the requests, or None.
 
     Attributes:
@@ -100,12 +101,14 @@ class OpenAiRequests:
         translator: Translator,
         limits: Limits,
         moved: Callable[[], None],
+        counted: Callable[[], None],
         engine: Callable[[], EngineClient | None],
     ) -> None:
         self._loop = loop
         self._translator = translator
         self._limits = limits
         self._moved = moved
+        self._counted = counted
         self._engine = engine
         self._open: set[OpenAiRequest] = set()
         # An event loop keeps no task alive.
@@ -121,6 +124,7 @@ class OpenAiRequests:
         request = OpenAiRequest(waiting_since=self._loop.time())
         self._open.add(request)
         self.weight += request.weight
+        self._counted()
         seconds = self._limits.default_timeout_seconds
         if seconds:
             error = UnavailableError(
@@ -134,6 +138,7 @@ class OpenAiRequests:
         self._open.discard(request)
         self.weight -= request.weight
         request.weight = 0
+        self._counted()
         if request.deadline is not None:
             request.deadline.cancel()
         if request.adapter is not None:
@@ -145,6 +150,7 @@ class OpenAiRequests:
         more = max(request.asked - request.weight, 0)
         request.weight += more
         self.weight += more
+        self._counted()
 
     def join(self, request: OpenAiRequest, part_id: str, count: int, collector: Collector) -> None:
         """Note one of vLLM's own requests, which it has taken.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Collector, EngineClient, Item, Log, Output
     from triton_vllm.engine.outcome import Translator
     from triton_vllm.engine.prompts import Prompter
+    from triton_vllm.instances.counts import Counts
     from triton_vllm.job import Job
     from triton_vllm.lora.store import AdapterStore
 
@@ -52,6 +53,7 @@ class Runner:
         prompter: makes prompts from requests.
         translator: turns vLLM's exceptions into errors for clients.
         limits: how long a request may take and wait.
+        counts: the requests of all instances of the model.
         log: logs refusals after too long a wait.
 
     Attributes:
@@ -71,6 +73,7 @@ class Runner:
         prompter: Prompter,
         translator: Translator,
         limits: Limits,
+        counts: Counts,
         log: Log,
     ) -> None:
         self._loop = loop
@@ -84,14 +87,14 @@ class Runner:
         self._facts = vllm_api.Facts()
         self.llm: EngineClient | None = None
         self.why_down = DEAD
-        self.in_flight = InFlight()
+        self.in_flight = InFlight(counts)
         self.moved = 0.0
 
         def note_output() -> None:
             self.moved = loop.time()
 
         self.openai_requests = OpenAiRequests(
-            loop, translator, limits, note_output, lambda: self.llm
+            loop, translator, limits, note_output, self.in_flight.tell, lambda: self.llm
         )
         self.in_flight.openai_requests = self.openai_requests
         self.operator = Operator(self.in_flight.is_busy, log)

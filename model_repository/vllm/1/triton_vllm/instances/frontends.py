@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
+from triton_vllm.instances.counts import Counts
 from triton_vllm.instances.rendezvous import Rendezvous, seat
 from triton_vllm.instances.source import Loss, Source
 
@@ -68,7 +69,7 @@ class Frontends(Source):
         self._own = own
         self._meeting = rendezvous
         self._log = log
-        # `use` sets these three. vLLM is imported only after the instances have met.
+        # `use` sets these three and `counts`. vLLM is imported only after the instances have met.
         self._vllm: Vllm
         self._values: Mapping[str, Any]
         self._figures: mmap.mmap
@@ -92,7 +93,10 @@ class Frontends(Source):
             )
         self._vllm = vllm
         self._values = values
-        self._figures = self._meeting.figures(ranks)
+        count = self._own.count
+        self._figures = self._meeting.memory("figures", ranks * count * struct.calcsize("d"))
+        memory = self._meeting.memory("requests", Counts.size(count))
+        self.counts = Counts(memory, self._own.index, count)
 
     @property
     def leads(self) -> bool:
@@ -186,6 +190,8 @@ class Frontends(Source):
 
     def loss(self) -> Loss | None:
         """Return why the connected engine must be abandoned, or None; see ``Source``."""
+        for index in self._meeting.gone():
+            self.counts.forget(index)
         if self.leads:
             is_hung = self._meeting.is_hung(self._engine)
             return Loss("does not answer another instance") if is_hung else None

@@ -11,6 +11,7 @@ group of instances; each load has a folder in it:
     failed    why the load has failed
     closed    the leading instance has been unloaded
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
+    requests  how many requests each instance has in flight; see ``counts``
     adapters  the copies of LoRA adapters that the engine reads; see ``lora.copies``
 
 The kernel frees the locks of a process that dies, so nothing here depends on an orderly end of a
@@ -25,7 +26,6 @@ import json
 import mmap
 import os
 import shutil
-import struct
 import tempfile
 import time
 import uuid
@@ -141,7 +141,7 @@ class Rendezvous:
                 waiting = (load for load in sorted(base.glob("load-*")) if _waits_for(load, own))
                 load = next(waiting, base / f"load-{uuid.uuid4().hex[:6]}")
                 load.mkdir(mode=0o700, exist_ok=True)
-                joined = cls(own, load, locks.take(load / f"seat-{own.index}"))
+                joined = cls(own, load, locks.take(load / f"seat-{own.index}", waits=True))
         except OSError as error:
             raise ConfigError(
                 f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR"
@@ -253,17 +253,22 @@ class Rendezvous:
         """Return whether the first instance has come."""
         return (self._load / "seat-0").exists()
 
-    def figures(self, ranks: int) -> mmap.mmap:
-        """Return memory that the instances share: for each rank, a double for each instance.
+    def gone(self) -> list[int]:
+        """Return the numbers of the instances that have ended."""
+        seats = ((index, self._load / f"seat-{index}") for index in self._others())
+        return [index for index, seat in seats if seat.exists() and not _is_held(seat)]
+
+    def memory(self, name: str, size: int) -> mmap.mmap:
+        """Return ``size`` bytes that the instances share, zero at first.
 
         Args:
-            ranks: the engine's number of data-parallel ranks.
+            name: the name of the file.
+            size: bytes.
 
         Raises:
             OSError: there is no room for the file.
         """
-        size = struct.calcsize(f"{ranks * self._own.count}d")
-        with (self._load / "figures").open("a+b") as file:
+        with (self._load / name).open("a+b") as file:
             # Reserved now: if the disk were full later, a write to the mapping would end the
             # process.
             os.posix_fallocate(file.fileno(), 0, size)

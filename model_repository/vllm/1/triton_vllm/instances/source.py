@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
+from triton_vllm.instances.counts import Counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,9 +33,11 @@ class Source:
 
     Attributes:
         alone: whether no other instance uses the engine.
+        counts: the requests of all instances.
     """
 
     alone = True
+    counts: Counts
 
     # Except for `start`, the methods here are those of an engine without other instances.
 
@@ -74,6 +77,7 @@ class Sole(Source):
 
     vllm: vllm_api.Vllm
     values: Mapping[str, Any]
+    counts: Counts = field(default_factory=Counts)
 
     async def start(self, *, in_thread: bool = False) -> EngineClient:
         """See ``Source``."""

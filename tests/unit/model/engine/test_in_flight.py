@@ -1,0 +1,68 @@
+"""The requests of all instances count for the limit, from their beginning to their end."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.engine_parts import PROMISED, added, output
+from support.fake_reply import fake_job
+from triton_vllm.engine.in_flight import InFlight
+from triton_vllm.instances.counts import Counts
+
+
+@pytest.fixture
+def pair(started):
+    """Return an engine, its outputs, and what another instance of its model sees."""
+    engine, got = started()
+    memory = bytearray(Counts.size(2))
+    engine.runner.in_flight._counts = Counts(memory, 0, 2)
+    return engine, got, Counts(memory, 1, 2)
+
+
+def test_a_request_counts_for_the_other_instance_until_it_ends(pair):
+    """And those of the other count here."""
+    engine, got, other = pair
+    other.note(4)
+    _, put = added(engine, fake_job())
+    assert (engine.runner.in_flight.count(), engine.runner.in_flight.count_of_all()) == (1, 5)
+    assert other.others() == 1
+    put(output(finished=True))
+    got.get(timeout=PROMISED)
+    assert other.others() == 0
+
+
+def test_the_other_instance_sees_each_change_at_once():
+    """The engine's checks come too late for it: twice a second."""
+    memory = bytearray(Counts.size(2))
+    in_flight, other = InFlight(Counts(memory, 0, 2)), Counts(memory, 1, 2)
+    job = fake_job()
+    in_flight.enter(job)
+    assert other.others() == 1
+    in_flight.leave(job)
+    assert other.others() == 0
+
+
+def test_requests_to_the_openai_port_count_as_well(pair):
+    """Each of their completions."""
+    engine, _, other = pair
+    requests = engine.runner.openai_requests
+    request = requests.begin()
+    assert other.others() == 1
+    requests.weigh(request, 3)
+    assert other.others() == 3
+    requests.finish(request)
+    assert other.others() == 0
+
+
+def test_an_answer_counts_until_it_is_written(pair):
+    """The other instance sees its end at the next check at the latest."""
+    engine, got, other = pair
+    job = fake_job()
+    job.reply.bulky = True
+    _, put = added(engine, job)
+    put(output(finished=True))
+    got.get(timeout=PROMISED)
+    assert other.others() == 1
+    job.reply.closed = True
+    engine.runner.in_flight.tidy()
+    assert other.others() == 0
