@@ -148,7 +148,7 @@ class Rendezvous:
             ) from None
         # vLLM would notice a path that is too long only after the model has been loaded. This is
         # the longest one that can occur: an engine's name has 6 digits.
-        _, longest = joined._wires("f" * 6, own.count)
+        _, longest = _wires(load, "f" * 6, own.count)
         if len(longest) - len("ipc://") > LONGEST_ADDRESS:
             joined.leave()
             raise ConfigError(
@@ -179,14 +179,14 @@ class Rendezvous:
         Returns:
             For each client from 1 on, its addresses for requests and for outputs.
         """
-        return [self._wires(engine, index) for index in self._others()]
+        return [_wires(self._load, engine, index) for index in self._others()]
 
     def publish(self, engine: str, statistics: str | None) -> None:
         """Tell the other instances how to reach the engine that this instance has launched."""
         addresses = {}
         # Number 0 is this instance's own client of the engine.
         for number, index in enumerate(self._others(), start=1):
-            address = Address(engine, number, *self._wires(engine, index), statistics)
+            address = Address(engine, number, *_wires(self._load, engine, index), statistics)
             addresses[str(index)] = asdict(address)
         new = self._load / "engine.new"
         new.write_text(json.dumps(addresses), encoding="utf-8")
@@ -298,8 +298,9 @@ class Rendezvous:
     def _others(self) -> Sequence[int]:
         return [index for index in range(self._own.count) if index != self._own.index]
 
-    def _wires(self, engine: str, index: int) -> tuple[str, str]:
-        return f"ipc://{self._load}/{engine}-{index}-in", f"ipc://{self._load}/{engine}-{index}-out"
+
+def _wires(load: Path, engine: str, index: int) -> tuple[str, str]:
+    return f"ipc://{load}/{engine}-{index}-in", f"ipc://{load}/{engine}-{index}-out"
 
 
 def _waits_for(load: Path, own: Seat) -> bool:
