@@ -11,9 +11,12 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 
+from triton_vllm.base import locks
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.instances import rendezvous
 from triton_vllm.instances.rendezvous import Address, Rendezvous, Seat, seat
@@ -264,3 +267,18 @@ def test_a_hung_engine_is_reported_to_the_one_that_leads():
     second.report_hung("e1")
     assert first.is_hung("e1")
     assert not first.is_hung("e2")
+
+
+def test_a_seat_that_another_instance_looks_at_is_taken(home, monkeypatch):
+    """To see whether a seat is free, it takes the lock for a moment."""
+    load = home / "vllm_env_frontends_k" / "load-abcdef"
+    load.mkdir(parents=True, mode=0o700)
+    load.parent.chmod(0o700)
+    looking = locks.take(load / "seat-0")
+    monkeypatch.setattr("uuid.uuid4", lambda: SimpleNamespace(hex="abcdef"))
+    done = Timer(0.2, locks.free, (looking,))
+    done.start()
+    meeting = Rendezvous.join(Seat(0, 2, "k"))
+    done.join()
+    assert meeting.has_first()
+    meeting.leave()

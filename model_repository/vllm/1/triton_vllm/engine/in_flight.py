@@ -23,7 +23,7 @@ class InFlight:
     """The jobs in flight.
 
     Any thread may read. One thread adds jobs, and the event loop's thread removes them. Each number
-    is written by only one thread, so no lock is needed.
+    of this object is written by only one thread, so none needs a lock.
 
     Args:
         counts: where the model's other instances see how many there are.
@@ -34,7 +34,7 @@ class InFlight:
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        # Both threads tell the other instances. Without it, an older number could come last.
+        # Both threads write the number for the other instances. The older one must not come last.
         self._telling = threading.Lock()
         self.openai_requests: OpenAiRequests | None = None
         self._jobs: dict[str, Job] = {}

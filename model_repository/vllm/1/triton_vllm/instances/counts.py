@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class Counts:
     """A number of requests for each instance.
 
-    There is no lock, because each number is written in one step and by one instance. A model of one
-    instance has memory of its own.
+    Each instance writes its own number, in one step, so no lock is needed. A model of one instance
+    has memory of its own.
 
     Args:
         memory: ``size`` bytes, zero at first.

@@ -17,8 +17,7 @@ def keep_token_texts() -> None:
     """Let vLLM's log probabilities take the texts of their tokens from ``TokenTexts``.
 
     vLLM itself decodes every token of every output, and keeps each text until the answer ends.
-    With texts that are kept, an output with 20 log probabilities costs 30 us instead of 120, and
-    has no texts of its own.
+    Decoding each token once, an output with 20 log probabilities takes 30 us instead of 120.
     """
     # A vLLM that lacks this decodes in its own way.
     with contextlib.suppress(ImportError, AttributeError):
