@@ -26,6 +26,8 @@ from loadtest.record import Outcome, Record, Request
 
 # A piece with log probabilities is one long line.
 _LINE_BYTES = 64 << 20
+# The line of the empty chunk that ends an answer. Triton leaves the connection open.
+_LAST_CHUNK = b"0\r\n"
 _PATH = "/v2/models/vllm/generate_stream"
 
 
@@ -65,6 +67,8 @@ def _over_http(port: int) -> Any:
         async for line in reader:
             if b'"error"' in line[:100]:
                 record.fail("refused", line.decode(errors="replace"))
+                break
+            if line == _LAST_CHUNK:
                 break
             pieces += line.startswith(b"data:")
             if pieces == request.cancel_after:

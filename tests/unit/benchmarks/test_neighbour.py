@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from dataclasses import asdict
@@ -28,6 +29,29 @@ def test_clients_ask_for_the_same_tokens() -> None:
     assert clients.requests == 12
     assert clients.parameters == {"n": 1, "max_tokens": 9, "allowed_token_ids": [5, 6]}
     assert (clients.http, clients.leave_after) == (False, 7)
+
+
+def test_a_short_answer_ends_a_client_that_would_leave_later() -> None:
+    """Triton keeps the connection of an answer that has ended open, so the client must see the last chunk."""
+    from harness import attacker
+    from loadtest.record import Outcome, Record, Request
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + b"9\r\ndata: {}\n\r\n" * 3 + b"0\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async def pieces(leave_after: int) -> Record:
+        async with await asyncio.start_server(answer, "127.0.0.1") as server:
+            record = Record(Request(0, "x", {}, stream=True, cancel_after=leave_after), due=0.0, sent=0.0)
+            asking = attacker._over_http(server.sockets[0].getsockname()[1])(record.request, record)
+            await asyncio.wait_for(asking, 60.0)
+            return record
+
+    assert asyncio.run(pieces(4)).outcome is None
+    assert asyncio.run(pieces(3)).outcome is Outcome.CANCELLED
 
 
 def test_each_kind_has_ten_attacks() -> None:
