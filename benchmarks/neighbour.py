@@ -94,9 +94,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add_server(parser)
     add = parser.add_argument
     add("--device", choices=("cpu", "gpu"), default="cpu")
-    add("--kinds", type=int, nargs="+", default=[1, 2, 3, 4], help="of attacks (default: all)")
+    add(
+        "--kinds",
+        type=int,
+        nargs="+",
+        default=[1, 2, 3, 4],
+        help="of attacks, in their order (default: all)",
+    )
     add("--rounds", type=int, default=3, help="of each attack (default: %(default)s)")
-    add("--seconds", type=float, default=3600, help="begin no round later (default: %(default)s)")
+    add("--seconds", type=float, default=3600, help="begin no kind later (default: %(default)s)")
     add("--only-attacks", action="store_true", help="without the clients to compare with")
     results.add_options(parser, Path("benchmarks/results/neighbour"))
     return parser.parse_args(arguments)
@@ -181,11 +187,12 @@ async def measure(server: TritonTarget, options: argparse.Namespace) -> Found:
         for attack in everything[1:4]:
             await attacker.send(attack.as_clients())
         await found.note_memory("the warm-up", server, attacker)
-        chosen = [attack for attack in everything if attack.kind + 1 in options.kinds]
-        for number in range(options.rounds):
+        for number, kind in itertools.product(range(options.rounds), options.kinds):
             if time.monotonic() > until:
                 break
-            for attack in chosen:
+            for attack in everything:
+                if attack.kind + 1 != kind:
+                    continue
                 row = {"kind": KINDS[attack.kind], "name": attack.name, "round": number}
                 row["attack"] = await attacker.send(attack)
                 if not options.only_attacks:
@@ -193,7 +200,8 @@ async def measure(server: TritonTarget, options: argparse.Namespace) -> Found:
                 row["stub_mb"] = _stub_mb(server)
                 found.rows.append(row)
                 say(json.dumps(row))
-            await found.note_memory(f"round {number + 1}", server, attacker)
+            when = f"round {number + 1} of {KINDS[kind - 1]}"
+            await found.note_memory(when, server, attacker)
     finally:
         await attacker.end()
         # If a request of the neighbour failed, the table has the attacks before it.

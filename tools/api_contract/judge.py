@@ -61,7 +61,8 @@ def _names(sources: Sources, wanted: Needs, version: str) -> Iterator[str]:
             yield f"{name} in {' or '.join(places)}: gone"
     for module, names in needs.MODULES.items():
         for name in names:
-            if sources.find(module, name) is None:
+            required = _reached(version, needs.SINCE.get(name, needs.OLDEST))
+            if required and sources.find(module, name) is None:
                 yield f"{module}.{name}: gone"
 
 

@@ -65,6 +65,7 @@ SINCE: Mapping[str, str] = {
     "disable_envs_cache": "0.20",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": OLDEST,
     "DEFAULT_LOGGING_CONFIG": OLDEST,
+    "create_sample_logprobs": "0.12",
     "InputStreamError": "0.15",  # used where GracefulHTTPError is missing
     # The other names of vLLM's own server, `vllm_api.openai`.
     **dict.fromkeys(("build_app", "init_app_state", "make_arg_parser", "ResponsesRequest"), OLDEST),
@@ -163,6 +164,10 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "chat_template", "chat_template_kwargs", since="0.20"
     ),
     "vllm.outputs.RequestOutput": _fields("kv_transfer_params"),
+    # Lists that become arrays (`vllm_api.log_probabilities`).
+    "vllm.logprobs.FlatLogprobs": _fields(
+        "start_indices", "end_indices", "token_ids", "logprobs", "ranks", since="0.12"
+    ),
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
     "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
@@ -283,7 +288,7 @@ RECORDED = (
 MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
     "vllm.v1.engine.core_client": ("launch_core_engines",),
-    "vllm.v1.engine.logprobs": ("convert_ids_list_to_tokens",),
+    "vllm.v1.engine.logprobs": ("convert_ids_list_to_tokens", "create_sample_logprobs"),
     # Used only if a parser is configured, which the adapter refuses with an older vLLM.
     "vllm.entrypoints.openai.chat_completion.protocol": (),
     "vllm.parser": (),
@@ -357,16 +362,11 @@ REFUSING = (
 REFUSALS = frozenset(
     {"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError", "OverflowError"}
 )
-FAULTS = frozenset(
-    {
-        "RuntimeError",
-        "NotImplementedError",
-        "TimeoutError",
-        "ImportError",
-        "KeyError",
-        "AssertionError",
-    }
-)
+FAULTS = frozenset({"RuntimeError", "NotImplementedError", "TimeoutError"}) | {
+    "ImportError",
+    "KeyError",
+    "AssertionError",
+}
 ERRORS = ("vllm.exceptions", "vllm.v1.engine.exceptions")
 # Statements in vLLM's sources that the adapter relies on: module -> (since, statements).
 # - registry: `triton_vllm.startup.inspector` uses them; without them, only a first start is slower.

@@ -11,6 +11,7 @@ import psutil
 from support.engine_parts import PACE, PROMISED, added, output
 from support.fake_reply import fake_job as job
 from support.patience import pause, wait_for
+from triton_vllm import vllm_api
 from triton_vllm.engine import spare_memory
 from triton_vllm.engine.spare_memory import MANY, PAUSE_S, SpareMemory, give_back
 
@@ -34,8 +35,9 @@ def test_few_requests_leave_little_to_give_back():
 
 
 def test_the_engine_gives_memory_back(started, monkeypatch):
-    given = threading.Event()
+    given, forgotten = threading.Event(), threading.Event()
     monkeypatch.setattr(spare_memory, "give_back", given.set)
+    monkeypatch.setattr(vllm_api, "forget_texts", forgotten.set)
     monkeypatch.setattr(spare_memory, "PAUSE_S", PACE.health_period)
     engine, _ = started()
     many = job()
@@ -44,8 +46,10 @@ def test_the_engine_gives_memory_back(started, monkeypatch):
     wait_for(lambda: engine._spare_memory.had_many)
     pause(10 * PACE.health_period)
     assert not given.is_set()
+    assert not forgotten.is_set()
     put(output(finished=True))
     assert given.wait(PROMISED)
+    assert forgotten.is_set()
 
 
 def test_free_memory_of_the_c_library_is_given_back():

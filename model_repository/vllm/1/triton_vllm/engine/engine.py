@@ -220,6 +220,7 @@ class Engine:
             self.runner.in_flight.tidy()
             self._note_stuck()
             if self._spare_memory.is_due(self.runner.in_flight.count(), self._loop.time()):
+                vllm_api.forget_texts()
                 self._loop.run_in_executor(None, spare_memory.give_back)
         except Exception as error:  # noqa: BLE001 - the next check may find more
             self._translator.note("the engine could not be checked", error)

@@ -30,6 +30,7 @@ from triton_vllm.vllm_api.fields import (
     sampling_schema,
 )
 from triton_vllm.vllm_api.instances import connect, lacking, launch, note_statistics
+from triton_vllm.vllm_api.log_probabilities import forget_texts
 from triton_vllm.vllm_api.openai import (
     Application,
     OpenAiError,

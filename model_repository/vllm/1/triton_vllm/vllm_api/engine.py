@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.vllm_api import log_probabilities
 from triton_vllm.vllm_api.outputs import deliver_fairly
 from triton_vllm.vllm_api.platform import runs_on_cpu
 from triton_vllm.vllm_api.prompts import parse_prompt, renderer, tokenizer_of
 from triton_vllm.vllm_api.scoring import scoring_task
-from triton_vllm.vllm_api.token_texts import keep_token_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def start_with(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], Any]
         vllm.disable_envs_cache()
     llm: EngineClient = make(args)
     deliver_fairly(llm)
-    keep_token_texts()
+    log_probabilities.keep_small()
     # vLLM looks up an environment variable for every token. That took a tenth of the event loop's
     # time with 256 streams on an H200. In the process that runs the model, vLLM itself turns this
     # cache on. The variables must not change after that.

@@ -1,9 +1,10 @@
-"""The text of a token is decoded once, however many log probabilities it has."""
+"""The text of a token is decoded once, and numbers are kept in arrays."""
 
 from __future__ import annotations
 
 import gc
 import sys
+from array import array
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -11,7 +12,7 @@ from weakref import ref
 import pytest
 
 from triton_vllm import vllm_api
-from triton_vllm.vllm_api.token_texts import TokenTexts, keep_token_texts
+from triton_vllm.vllm_api.log_probabilities import InArrays, TokenTexts, keep_small
 
 _MODULE = "vllm.v1.engine.logprobs"
 
@@ -74,10 +75,33 @@ def test_a_tokenizer_without_a_hash_is_asked_each_time(texts):
     assert tokenizer.decoded == [1, 1]
 
 
-def test_vllms_function_is_replaced_once(monkeypatch):
+def test_all_texts_are_forgotten(texts):
+    """Those that were decoded during many requests would keep the memory around them in use."""
+    tokenizer = Tokenizer()
+    texts(tokenizer, [1])
+    texts.forget()
+    assert texts(tokenizer, [1]) == ["1"]
+    assert tokenizer.decoded == [1, 1]
+
+
+def test_flat_numbers_are_kept_in_arrays():
+    """An object for each number takes four times as much; arrays give the same numbers back."""
+    kept = InArrays(lambda _: SimpleNamespace(decoded_tokens=[]))(True)
+    kept.token_ids.extend([0, 250_000])
+    kept.logprobs.append(float("-inf"))
+    kept.logprobs.append(-0.1)
+    kept.ranks.append(7)
+    assert [kept.start_indices[:], kept.end_indices[:]] == [array("q"), array("q")]
+    assert (kept.token_ids[1:], list(kept.logprobs), kept.ranks[0]) == (array("q", [250_000]), [float("-inf"), -0.1], 7)
+    assert kept.decoded_tokens == []
+    assert InArrays(lambda flat: [flat])(False) == [False]
+
+
+def test_vllms_functions_are_replaced_once(monkeypatch):
     """Every start of an engine asks for it; a model can be loaded more than once in one process."""
     module: Any = ModuleType(_MODULE)
     module.convert_ids_list_to_tokens = Tokenizer.texts
+    module.create_sample_logprobs = lambda flat: SimpleNamespace(flat=flat)
     monkeypatch.setitem(sys.modules, _MODULE, module)
     vllm: Any = SimpleNamespace(
         AsyncEngineArgs=dict,
@@ -87,15 +111,33 @@ def test_vllms_function_is_replaced_once(monkeypatch):
         enable_envs_cache=None,
     )
     vllm_api.start(vllm, {})
-    kept = module.convert_ids_list_to_tokens
-    keep_token_texts()
-    assert module.convert_ids_list_to_tokens is kept
-    assert kept(Tokenizer(), [5]) == ["5"]
+    decode, create = module.convert_ids_list_to_tokens, module.create_sample_logprobs
+    keep_small()
+    assert module.convert_ids_list_to_tokens is decode
+    assert module.create_sample_logprobs is create
+    tokenizer = Tokenizer()
+    decode(tokenizer, [5])
+    assert decode(tokenizer, [5]) == ["5"]
+    assert create(True).logprobs == array("d")
+    vllm_api.forget_texts()
+    decode(tokenizer, [5])
+    assert tokenizer.decoded == [5, 5]
 
 
-def test_a_vllm_without_the_function_is_left_as_it_is(monkeypatch):
-    """It decodes in a way of its own."""
-    module = ModuleType(_MODULE)
+@pytest.mark.parametrize("name", ["convert_ids_list_to_tokens", "create_sample_logprobs"])
+def test_a_vllm_without_a_function_keeps_the_other_small(monkeypatch, name):
+    """It decodes, or stores, in a way of its own: 0.11 has no flat log probabilities."""
+    module: Any = ModuleType(_MODULE)
+    setattr(module, name, lambda *_: None)
     monkeypatch.setitem(sys.modules, _MODULE, module)
-    keep_token_texts()
-    assert not hasattr(module, "convert_ids_list_to_tokens")
+    keep_small()
+    vllm_api.forget_texts()
+    assert isinstance(getattr(module, name), (TokenTexts, InArrays))
+    assert [key for key in vars(module) if not key.startswith("__")] == [name]
+
+
+def test_a_vllm_without_the_module_is_left_as_it_is(monkeypatch):
+    """Nothing is there to replace, or to forget."""
+    monkeypatch.setitem(sys.modules, _MODULE, None)
+    keep_small()
+    vllm_api.forget_texts()
