@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.operator.request import OperatorRequest
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
@@ -34,7 +36,8 @@ class Job:
         id: the request's id in vLLM.
         ids: an id for each part of a pooling request. The first is ``id``.
         several: whether there is more than one completion.
-        weight: how many requests it counts for: one for each part and each completion.
+        weight: how many requests it counts for: one for each part and each completion. 0 for an
+            operator request.
         moved: when its last output or the request itself came, in the event loop's time in
             seconds. Infinity once it has been logged as stuck.
         waiting_since: when the request came, in the same time. Infinity once vLLM is known to have
@@ -76,3 +79,5 @@ class Job:
         completions = getattr(self.params, "n", 1)
         self.several = completions > 1
         self.weight = len(self.ids) * completions
+        if isinstance(self.request, OperatorRequest):
+            self.weight = 0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from support.engine_parts import PROMISED, added, output
-from support.fake_reply import fake_job
+from support.fake_reply import FakeChannel, fake_job
+from triton_vllm.answer import Reply
 from triton_vllm.engine.in_flight import InFlight
 from triton_vllm.instances.counts import Counts
+from triton_vllm.job import Job
+from triton_vllm.operator.request import OperatorRequest
 
 
 @pytest.fixture
@@ -25,6 +28,7 @@ def test_a_request_counts_for_the_other_instance_until_it_ends(pair):
     other.note(4)
     _, put = added(engine, fake_job())
     assert (engine.runner.in_flight.count(), engine.runner.in_flight.count_of_all()) == (1, 5)
+    assert not engine.runner.in_flight.is_empty()
     assert other.others() == 1
     put(output(finished=True))
     got.get(timeout=PROMISED)
@@ -40,6 +44,17 @@ def test_the_other_instance_sees_each_change_at_once():
     assert other.others() == 1
     in_flight.leave(job)
     assert other.others() == 0
+
+
+def test_an_operator_request_does_not_count(pair):
+    """A sleep would wait for itself, and for the wake_up that another instance has got. But it is in flight."""
+    engine, _, other = pair
+    job = Job(OperatorRequest("sleep", {}), None, Reply(FakeChannel()))
+    engine.runner.in_flight.enter(job)
+    assert (engine.runner.in_flight.count_of_all(), other.others()) == (0, 0)
+    assert not engine.runner.in_flight.is_empty()
+    engine.runner.in_flight.leave(job)
+    assert engine.runner.in_flight.is_empty()
 
 
 def test_requests_to_the_openai_port_count_as_well(pair):
@@ -62,7 +77,7 @@ def test_an_answer_counts_until_it_is_written(pair):
     _, put = added(engine, job)
     put(output(finished=True))
     got.get(timeout=PROMISED)
-    assert other.others() == 1
+    assert (other.others(), engine.runner.in_flight.is_empty()) == (1, False)
     job.reply.closed = True
     engine.runner.in_flight.tidy()
-    assert other.others() == 0
+    assert (other.others(), engine.runner.in_flight.is_empty()) == (0, True)

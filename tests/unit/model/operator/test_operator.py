@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from support.engine_parts import PROMISED, Llm, added, output
+from support.engine_parts import PROMISED, Llm, TickingClock, added, output
 from support.fake_reply import FakeChannel, fake_job
-from support.patience import wait_for
+from support.patience import LIMIT, wait_for
 from triton_vllm.answer import Reply
 from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, UnavailableError, UnsupportedError
 from triton_vllm.base.limits import Limits
 from triton_vllm.base.protocols import Told
+from triton_vllm.engine.engine import UNLOADED
 from triton_vllm.job import Job
 from triton_vllm.operator.request import OPERATIONS, OperatorRequest
 from triton_vllm.operator.run import ASLEEP
@@ -226,6 +230,54 @@ def test_nobody_waits_for_an_engine_that_dies_meanwhile(started):
     llm.errored = True
     found, item = got.get(timeout=PROMISED)
     assert (found, type(item), str(item)) == (j.reply, UnavailableError, DEAD)
+
+
+def test_an_engine_that_hangs_is_noticed_by_an_operator_request_alone(started):
+    """It would wait for ever: it has no timeout, and no other request is in flight."""
+    engine, got = started(silence=40.0)
+    clock = TickingClock(engine)
+    llm: Any = Llm.started[-1]
+    Sleeper(llm)
+    llm.wake_up = llm.is_sleeping
+    llm.hangs = True
+    engine.runner.submit(j := job("wake_up"))
+    wait_for(lambda: llm.asked._value == 2, "the operator's call and the engine's own question")
+    clock.now += 41
+    found, item = got.get(timeout=PROMISED)
+    assert (found, str(item)) == (j.reply, DEAD)
+
+
+def test_an_unload_waits_for_an_operator_request(started):
+    """For the grace period, as for any request."""
+    engine, got = started()
+    llm: Any = Llm.started[-1]
+    Sleeper(llm)
+    llm.hangs = True
+    llm.wake_up = llm.is_sleeping
+    engine.runner.submit(j := job("wake_up"))
+    wait_for(lambda: llm.waits)
+    stopping = threading.Thread(target=engine.stop, args=(LIMIT,))
+    stopping.start()
+    with pytest.raises(queue.Empty):
+        got.get(timeout=0.2)
+    engine.runner.cancel(j)
+    assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
+    stopping.join(PROMISED)
+    assert not stopping.is_alive()
+
+
+def test_a_server_that_ends_answers_an_operator_request_before_it_ends_the_engine(started):
+    """Without a request the engine ends at once."""
+    engine, got = started()
+    llm: Any = Llm.started[-1]
+    Sleeper(llm)
+    llm.hangs = True
+    llm.wake_up = llm.is_sleeping
+    engine.runner.submit(job("wake_up"))
+    wait_for(lambda: llm.waits)
+    engine.leave(0)
+    assert str(got.get(timeout=PROMISED)[1]) == UNLOADED
+    wait_for(lambda: llm.closed)
 
 
 def test_an_adapter_is_loaded_ahead(started):

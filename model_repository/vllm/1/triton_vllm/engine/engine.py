@@ -247,7 +247,7 @@ class Engine:
     def _ask_now_and_then(self) -> None:
         """Ask EngineCore a question from time to time while requests are open."""
         is_due = self._loop.time() - self._asked_at > self._pace.question_period
-        if is_due and self.runner.in_flight.count():
+        if is_due and not self.runner.in_flight.is_empty():
             # Infinity until the answer comes: one question at a time.
             self._asked_at = math.inf
             self._loop.create_task(self._ask())
@@ -308,7 +308,7 @@ class Engine:
 
     def _keep_refusing(self) -> None:
         """Cancel the requests in flight, now and again after each period."""
-        if self._source.alone and not self.runner.in_flight.count():
+        if self._source.alone and self.runner.in_flight.is_empty():
             self._end_early()
         # More requests may arrive until the server unloads the model.
         self.runner.refuse_all(UNLOADED)
@@ -332,7 +332,7 @@ class Engine:
         if self._front is not None:
             self._front.leave()
         # Polled once per unload, because an event would have to be set for each request.
-        while in_flight.count() and self._loop.time() < end:  # noqa: ASYNC110
+        while not in_flight.is_empty() and self._loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         self.runner.refuse_all(UNLOADED)
         # Lets the tasks begin that stop the refused requests.

@@ -58,7 +58,10 @@ class InFlight:
         self.tell()
 
     def count(self) -> int:
-        """Return the number of requests; each part and each completion of a request counts."""
+        """Return the number of requests; each part and each completion of a request counts.
+
+        Operator requests do not count.
+        """
         others = self.openai_requests.weight if self.openai_requests is not None else 0
         return self._entered - self._left + sum(job.weight for job in self.unwritten()) + others
 
@@ -77,6 +80,10 @@ class InFlight:
         if self.openai_requests is not None and not self.openai_requests.is_empty():
             return True
         return any(not isinstance(job.request, OperatorRequest) for job in self.jobs())
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is in flight in this instance, not even an operator request."""
+        return not self._jobs and not self.count()
 
     def enter(self, job: Job) -> None:
         """Add a job."""
