@@ -30,7 +30,7 @@ class Store:
         self.named.append(name)
         if name != "a":
             raise InvalidRequestError(f"LoRA {name} is not supported")
-        version = Version((), SimpleNamespace(lora_name="a@1"))
+        version = Version((), 0, SimpleNamespace(lora_name="a@1"))
         self.given = weakref.ref(version)
         return version
 

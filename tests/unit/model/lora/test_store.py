@@ -69,7 +69,7 @@ class Folders:
         (self.place / name / "adapter_model.safetensors").write_text(weights)
 
     def copied(self):
-        return sorted(map(weights_in, self.copies._folder.iterdir()))
+        return sorted(map(weights_in, filter(Path.is_dir, self.copies._folder.iterdir())))
 
 
 @pytest.fixture
@@ -419,3 +419,55 @@ def test_two_adapters_never_have_one_number(folders, monkeypatch):
     first, llm = asyncio.run(use())
     assert llm.held == {first.request.lora_int_id: "first"}
     assert "it has by chance the number of a@" in folders.log.lines[-1]
+
+
+def test_a_reload_through_another_instance_is_one_here_as_well(tmp_path, monkeypatch):
+    """Of this adapter only, and once: an operator asks one instance, also because the files seem unchanged."""
+    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
+    llm, shared = Llm(), tmp_path / "shared"
+    shared.mkdir()
+    one, other = (Folders(tmp_path, shared) for _ in range(2))
+
+    async def both(name, **how):
+        return read(await one.store.acquire(llm, name, **how)), read(await other.store.acquire(llm, name))
+
+    async def use():
+        assert [await both("a"), await both("b")] == [("first", "first"), ("second", "second")]
+        one.write("a", "other")
+        one.write("b", "thirds")
+        assert [await both("a"), await both("b")] == [("first", "first"), ("second", "second")]
+        assert await both("a", afresh=True) == ("other", "other")
+        loads = len(llm.loads)
+        assert [await both("a"), await both("b")] == [("other", "other"), ("second", "second")]
+        assert len(llm.loads) == loads
+
+    asyncio.run(use())
+    for folders in (one, other):
+        folders.store.close()
+
+
+def test_a_reload_that_another_load_delays_reads_the_files_again(folders, monkeypatch):
+    """That load may have read them before the operator has changed them."""
+    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
+    llm, make = Llm(), folders.copies.make
+
+    async def make_slowly(files):
+        copy = await make(files)
+        if not changed.is_set():
+            reading.set()
+            await changed.wait()
+        return copy
+
+    async def use():
+        folders.copies.make = make_slowly
+        first = asyncio.create_task(folders.store.acquire(llm, "a"))
+        await reading.wait()
+        folders.write("a", "other")
+        reload = asyncio.create_task(folders.store.acquire(llm, "a", afresh=True))
+        while not folders.copies.reloads("a"):  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.001)
+        changed.set()
+        return read(await first), read(await reload), read(await folders.store.acquire(llm, "a"))
+
+    reading, changed = asyncio.Event(), asyncio.Event()
+    assert asyncio.run(use()) == ("first", "other", "other")

@@ -82,6 +82,9 @@ def look(folder: Path, within: Path | None = None) -> tuple[File, ...]:
 class Copies:
     """The copies of adapters that vLLM may read, one for each content.
 
+    The same folder has the operators' requests to load an adapter again: a file for each adapter
+    with a byte for each request.
+
     Args:
         shared: the folder of all instances that share an engine. If None, this process has its own
             folder.
@@ -102,6 +105,22 @@ class Copies:
     def missing(self, files: tuple[File, ...]) -> int:
         """Return how many bytes are missing for a new copy; 0 or less if there is room."""
         return sum(file.size for file in files) + SPARE - shutil.disk_usage(self._folder).free
+
+    def note_reload(self, name: str) -> None:
+        """Make all instances load an adapter again when a request needs it.
+
+        Raises:
+            OSError: the note cannot be written.
+        """
+        with self._reloads_of(name).open("ab") as file:
+            file.write(b".")
+
+    def reloads(self, name: str) -> int:
+        """Return how often ``note_reload`` was called for an adapter, in all instances."""
+        try:
+            return self._reloads_of(name).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     async def make(self, files: tuple[File, ...]) -> Copy:
         """Return a copy of an adapter's files; an existing copy if the contents are the same.
@@ -133,6 +152,10 @@ class Copies:
             weakref.finalize(copy, shutil.rmtree, folder, ignore_errors=True)
         self._made[digest] = copy
         return copy
+
+    def _reloads_of(self, name: str) -> Path:
+        # A client chooses the name.
+        return self._folder / f"reloads-{hashlib.sha256(name.encode()).hexdigest()}"
 
     def close(self) -> None:
         """Remove the copies if the folder is this process's own; vLLM must have ended."""

@@ -37,12 +37,14 @@ class Version:
 
     Attributes:
         files: the files at the time of copying. Empty for an adapter on a model hub.
+        reloads: how often an operator had asked for a reload before this one was loaded.
         request: vLLM's LoRARequest. None if vLLM could not load the adapter.
         copy: the copy that vLLM reads. It exists as long as this object. None for an adapter on a
             model hub.
     """
 
     files: tuple[File, ...]
+    reloads: int
     request: Any = None
     copy: Copy | None = None
 
@@ -86,12 +88,14 @@ class AdapterStore:
         """
         place = self._adapters.find(name)
         files = await self._look(name, place)
-        if afresh or not self._is_known(name, files):
+        if afresh:
+            self._copies.note_reload(name)
+        if not self._is_known(name, files):
             async with self._lock:
                 # While this waited for the lock, the files may have changed, or another request has
                 # loaded them.
                 files = await self._look(name, place)
-                if afresh or not self._is_known(name, files):
+                if not self._is_known(name, files):
                     self._known[name] = await self._load(llm, name, place, files)
         version = self._known[name]
         if version.request is None:
@@ -108,7 +112,10 @@ class AdapterStore:
         self._copies.close()
 
     def _is_known(self, name: str, files: tuple[File, ...]) -> bool:
-        return name in self._known and self._known[name].files == files
+        version = self._known.get(name)
+        # An operator may have asked another instance to load the adapter again.
+        reloads = self._copies.reloads(name)
+        return version is not None and (version.files, version.reloads) == (files, reloads)
 
     async def _look(self, name: str, place: Path | str) -> tuple[File, ...]:
         if isinstance(place, str):
@@ -126,8 +133,10 @@ class AdapterStore:
         self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...]
     ) -> Version:
         began = time.monotonic()
+        # Read before the files are. If a reload is asked for meanwhile, they are read once more.
+        reloads = self._copies.reloads(name)
         try:
-            version = await self._prepare(name, place, files)
+            version = await self._prepare(name, place, files, reloads)
             await self._calls.answer(llm.add_lora(version.request))
         except AdapterError:
             raise
@@ -142,20 +151,22 @@ class AdapterStore:
             if isinstance(error, OSError) or isinstance(place, str):
                 raise _failed(name) from None
             # Remembered without a request, so that the same files are not tried again.
-            return Version(files)
+            return Version(files, reloads)
         seconds = time.monotonic() - began
         self._log.info(f"LoRA adapter {version.request.lora_name} was loaded in {seconds:.1f} s")
         return version
 
-    async def _prepare(self, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
+    async def _prepare(
+        self, name: str, place: Path | str, files: tuple[File, ...], reloads: int
+    ) -> Version:
         if isinstance(place, str):
-            return Version((), self._request(name, place))
+            return Version((), reloads, self._request(name, place))
         if not files:
             raise ValueError(f"{place} has no {CONFIG} or no weights")
         self._require_room(name, files)
         copy = await self._copies.make(files)
         request = self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder))
-        return Version(files, request, copy)
+        return Version(files, reloads, request, copy)
 
     def _require_room(self, name: str, files: tuple[File, ...]) -> None:
         """Drop other adapters' copies if that makes room for another one."""
