@@ -31,6 +31,7 @@ from triton_vllm.base.errors import DEAD, UNLOADING, UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.engine import UNLOADED, Engine
 from triton_vllm.instances.counts import Counts
+from triton_vllm.instances.sleep import SleepState
 from triton_vllm.instances.source import Loss, Sole
 
 
@@ -248,7 +249,7 @@ class Shared(Sole):
 
     def __init__(self):
         self.lost, self.calls = None, []
-        self.counts = Counts()
+        self.counts, self.sleep_state = Counts(), SleepState()
 
     async def start(self, *, in_thread=False):
         self.lost = None

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from support.engine_parts import PROMISED, added, output
+from support.engine_parts import PROMISED, Llm, added, output
 from support.fake_reply import FakeChannel, fake_job
+from support.patience import wait_for
 from triton_vllm.answer import Reply
 from triton_vllm.engine.in_flight import InFlight
 from triton_vllm.instances.counts import Counts
@@ -55,6 +60,26 @@ def test_an_operator_request_does_not_count(pair):
     assert not engine.runner.in_flight.is_empty()
     engine.runner.in_flight.leave(job)
     assert engine.runner.in_flight.is_empty()
+
+
+def test_a_sleep_waits_for_the_requests_of_the_other_instance(pair):
+    """They may be in flight only there."""
+    engine, got, other = pair
+    llm: Any = Llm.started[-1]
+    llm.model_config = SimpleNamespace(enable_sleep_mode=False)
+    slept = threading.Event()
+
+    async def sleep(level):
+        slept.set()
+
+    llm.sleep = sleep
+    other.note(1)
+    engine.runner.submit(Job(OperatorRequest("sleep", {}), None, Reply(FakeChannel())))
+    wait_for(lambda: engine.runner.operator.asleep)
+    assert not slept.wait(0.2)
+    other.note(0)
+    assert dict(got.get(timeout=PROMISED)[1].outputs) == {"operation": "sleep", "asleep": True}
+    assert slept.is_set()
 
 
 def test_requests_to_the_openai_port_count_as_well(pair):

@@ -100,15 +100,37 @@ def test_an_engine_that_hangs_for_one_is_given_up_by_all(made):
 
 
 def test_the_requests_of_an_instance_that_has_ended_do_not_count(made):
-    """Nobody else would take them back, and the limit would be lower for ever."""
+    """Nor does its sleep that waited. Nobody else would take them back."""
     started_both(made)
     first, second = made.instances
     second.counts.note(7)
-    assert first.loss() is None
-    assert first.counts.others() == 7
-    second.leave()
-    assert first.loss() is None
-    assert first.counts.others() == 0
+    with second.sleep_state.waiting():
+        assert first.loss() is None
+        assert (first.counts.others(), first.sleep_state.asleep) == (7, True)
+        second.leave()
+        assert first.loss() is None
+        assert (first.counts.others(), first.sleep_state.asleep) == (0, False)
+
+
+def test_only_the_instance_that_has_started_the_engine_knows_it_is_awake(made):
+    """One that connects late may find an engine that an operator has put to sleep. A new engine is awake."""
+    started_both(made)
+    first, second = made.instances
+    second.sleep_state.note_change(asleep=True)
+    second.share()
+    assert first.sleep_state.asleep
+    first.share()
+    assert (second.sleep_state.asleep, first.sleep_state.is_latest) == (False, True)
+
+
+def test_one_instance_at_a_time_has_the_operators_turn(made):
+    """Each knows the file of the others."""
+    first, second = made.instances
+    turn = first.sleep_state.take_turn()
+    with pytest.raises(BlockingIOError):
+        second.sleep_state.take_turn()
+    first.sleep_state.end_turn(turn)
+    second.sleep_state.end_turn(second.sleep_state.take_turn())
 
 
 def test_an_unloaded_leader_is_no_death(made):
@@ -166,11 +188,22 @@ def test_gauges_are_published_by_the_one_that_knows_them_best(made):
     for one in made.instances:
         one.use(SimpleNamespace(version="1"), {}, 2)
     samples = [SimpleNamespace(labels={"engine": rank}) for rank in "01"]
-    families = [SimpleNamespace(type=kind, samples=samples) for kind in ("gauge", "counter", "histogram")]
+    families = [SimpleNamespace(name="n", type=kind, samples=samples) for kind in ("gauge", "counter", "histogram")]
     struct.pack_into("4d", first._figures, 0, 1.0, 2.0, 4.0, 3.0)
     assert [family.samples for family in first.latest(families)] == [samples[1:], samples, samples]
     assert [family.samples for family in second.latest(families)] == [samples[:1], samples, samples]
     assert [family.samples for family in families] == [samples] * 3
+
+
+def test_the_engines_sleep_is_published_by_the_one_that_has_changed_it(made):
+    """vLLM tells no other front end, whoever has the figures of the last step."""
+    first, second = made.instances
+    family = SimpleNamespace(name="vllm:engine_sleep_state", type="gauge", samples=[SimpleNamespace(labels={"engine": "0"})])
+    struct.pack_into("2d", first._figures, 0, 2.0, 1.0)
+    second.sleep_state.note_change(asleep=True)
+    assert (first.latest([family]), second.latest([family])) == ([], [family])
+    first.sleep_state.note_change(asleep=False)
+    assert (first.latest([family]), second.latest([family])) == ([family], [])
 
 
 def a_front_end_of_vllm(steps):
@@ -205,7 +238,7 @@ def test_figures_are_as_old_as_their_step(made):
 
 def test_a_busy_instance_does_not_publish_an_earlier_step(made):
     """The engine's last step went to the first; the second takes the one before it later."""
-    gauge = SimpleNamespace(type="gauge", samples=[SimpleNamespace(labels={"engine": "1"})])
+    gauge = SimpleNamespace(name="n", type="gauge", samples=[SimpleNamespace(labels={"engine": "1"})])
     for one, step in zip(made.instances, (2.0, 1.0), strict=True):
         one.use(SimpleNamespace(version="1"), {}, 2)
         client, _ = a_front_end_of_vllm(iter([SimpleNamespace(timestamp=step)]))

@@ -16,9 +16,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.engine_parts import Log
 from triton_vllm.base import locks
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.instances import rendezvous
+from triton_vllm.instances.frontends import Frontends
 from triton_vllm.instances.rendezvous import Address, Rendezvous, Seat, seat
 
 MODEL = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
@@ -148,7 +150,7 @@ def test_each_instance_is_a_client_of_its_own():
 def test_instances_have_one_folder_for_adapters(home):
     """It goes with the last of them, whatever is in it."""
     meetings = [Rendezvous.join(Seat(index, 2, "k")) for index in range(2)]
-    (folder,) = {meeting.adapters() for meeting in meetings}
+    (folder,) = {Frontends(meeting._own, meeting, Log()).adapters() for meeting in meetings}
     (folder / "copy").mkdir()
     meetings[0].leave()
     assert (folder / "copy").is_dir()

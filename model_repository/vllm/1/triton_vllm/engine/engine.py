@@ -120,7 +120,7 @@ class Engine:
         # How long EngineCore has not answered, s. 0 if it does not hang.
         self._hung_for = 0.0
         self._spare_memory = spare_memory.SpareMemory()
-        self.runner = Runner(self._loop, prompter, self._translator, limits, source.counts, log)
+        self.runner = Runner(self._loop, prompter, self._translator, limits, source, log)
         self.facts = vllm_api.Facts()
 
     def start(self, put: Put, store: AdapterStore | None = None) -> None:

@@ -75,12 +75,6 @@ class InFlight:
             with self._telling:
                 self._counts.note(self.count())
 
-    def is_busy(self) -> bool:
-        """Return whether there are requests other than an operator's."""
-        if self.openai_requests is not None and not self.openai_requests.is_empty():
-            return True
-        return any(not isinstance(job.request, OperatorRequest) for job in self.jobs())
-
     def is_empty(self) -> bool:
         """Return whether nothing is in flight in this instance, not even an operator request."""
         return not self._jobs and not self.count()

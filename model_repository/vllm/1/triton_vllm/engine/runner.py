@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Collector, EngineClient, Item, Log, Output
     from triton_vllm.engine.outcome import Translator
     from triton_vllm.engine.prompts import Prompter
-    from triton_vllm.instances.counts import Counts
+    from triton_vllm.instances.source import Source
     from triton_vllm.job import Job
     from triton_vllm.lora.store import AdapterStore
 
@@ -53,7 +53,7 @@ class Runner:
         prompter: makes prompts from requests.
         translator: turns vLLM's exceptions into errors for clients.
         limits: how long a request may take and wait.
-        counts: the requests of all instances of the model.
+        source: what the instances of the model know of each other.
         log: logs refusals after too long a wait.
 
     Attributes:
@@ -73,7 +73,7 @@ class Runner:
         prompter: Prompter,
         translator: Translator,
         limits: Limits,
-        counts: Counts,
+        source: Source,
         log: Log,
     ) -> None:
         self._loop = loop
@@ -87,7 +87,7 @@ class Runner:
         self._facts = vllm_api.Facts()
         self.llm: EngineClient | None = None
         self.why_down = DEAD
-        self.in_flight = InFlight(counts)
+        self.in_flight = InFlight(source.counts)
         self.moved = 0.0
 
         def note_output() -> None:
@@ -97,7 +97,7 @@ class Runner:
             loop, translator, limits, note_output, self.in_flight.tell, lambda: self.llm
         )
         self.in_flight.openai_requests = self.openai_requests
-        self.operator = Operator(self.in_flight.is_busy, log)
+        self.operator = Operator(self.in_flight.count_of_all, source.sleep_state, log)
         self.unhealthy = False
         # Set by ``check_health``.
         self._when_unhealthy: Callable[[], None] | None = None
@@ -119,7 +119,6 @@ class Runner:
 
     def use(self, llm: EngineClient, facts: vllm_api.Facts) -> None:
         """Use this engine from now on; it is the first one, or replaces an engine that was lost."""
-        self.operator.mark_awake()
         self._facts = facts
         self.unhealthy = False
         self.llm = llm

@@ -21,6 +21,7 @@ from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.instances.counts import Counts
 from triton_vllm.instances.rendezvous import Rendezvous, seat
+from triton_vllm.instances.sleep import SleepState
 from triton_vllm.instances.source import Loss, Source
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from triton_vllm.instances.rendezvous import Address, Seat
     from triton_vllm.vllm_api import Vllm
 
+SLEEP_GAUGE = "vllm:engine_sleep_state"
+"""vLLM's gauge of whether the engine sleeps."""
 PERIOD_S = 0.2
 """Seconds between two looks for an engine to connect to."""
 FIRST_S = 120.0
@@ -69,7 +72,8 @@ class Frontends(Source):
         self._own = own
         self._meeting = rendezvous
         self._log = log
-        # `use` sets these three and `counts`. vLLM is imported only after the instances have met.
+        # `use` sets these three, `counts` and `sleep_state`. vLLM is imported only after the
+        # instances have met.
         self._vllm: Vllm
         self._values: Mapping[str, Any]
         self._figures: mmap.mmap
@@ -97,6 +101,14 @@ class Frontends(Source):
         self._figures = self._meeting.memory("figures", ranks * count * struct.calcsize("d"))
         memory = self._meeting.memory("requests", Counts.size(count))
         self.counts = Counts(memory, self._own.index, count)
+        memory = self._meeting.memory("sleep", SleepState.size(count))
+        turn = self._meeting.path("operator")
+        self.sleep_state = SleepState(memory, self._own.index, count, turn)
+
+    @property
+    def count(self) -> int:
+        """How many instances share the engine."""
+        return self._own.count
 
     @property
     def leads(self) -> bool:
@@ -110,7 +122,9 @@ class Frontends(Source):
 
     def adapters(self) -> Path:
         """Return the folder for the copies of LoRA adapters."""
-        return self._meeting.adapters()
+        folder = self._meeting.path("adapters")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
 
     async def start(self, *, in_thread: bool = False) -> EngineClient:
         """Launch the engine, or wait for it and connect; see ``Source``.
@@ -177,13 +191,22 @@ class Frontends(Source):
         ranks = {
             str(rank) for rank, times in enumerate(rows) if times[self._own.index] == max(times)
         }
-        # Counters are each instance's own, and the server adds them up.
-        return [_only(family, ranks) for family in families]
+        published = []
+        for family in families:
+            if family.name != SLEEP_GAUGE:
+                # Counters are each instance's own, and the server adds them up.
+                published.append(_only(family, ranks))
+            elif self.sleep_state.is_latest:
+                # vLLM changes this gauge only in the front end that was asked.
+                published.append(family)
+        return published
 
     def share(self) -> None:
-        """Tell the other instances that the engine serves."""
+        """Tell the other instances that the engine serves; see ``Source``."""
         part = "shares"
+        # An engine that another instance has started may be asleep.
         if self.leads:
+            self.sleep_state.note_change(asleep=False)
             self._meeting.publish(self._engine, self._statistics)
             part = "has started"
         self._log.info(f"instance {self._own.index} of {self._own.count} {part} the engine")
@@ -192,6 +215,7 @@ class Frontends(Source):
         """Return why the connected engine must be abandoned, or None; see ``Source``."""
         for index in self._meeting.gone():
             self.counts.forget(index)
+            self.sleep_state.forget(index)
         if self.leads:
             is_hung = self._meeting.is_hung(self._engine)
             return Loss("does not answer another instance") if is_hung else None

@@ -12,7 +12,10 @@ group of instances; each load has a folder in it:
     closed    the leading instance has been unloaded
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
     requests  how many requests each instance has in flight; see ``counts``
-    adapters  the copies of LoRA adapters that the engine reads; see ``lora.copies``
+    sleep     whether the engine sleeps; see ``sleep``
+    operator  locked by the instance that carries out an operator's request
+    adapters  the copies of LoRA adapters that the engine reads, and the requests to load one again;
+              see ``lora.copies``
 
 The kernel frees the locks of a process that dies, so nothing here depends on an orderly end of a
 process.
@@ -274,11 +277,9 @@ class Rendezvous:
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
 
-    def adapters(self) -> Path:
-        """Return the folder for the copies of LoRA adapters."""
-        folder = self._load / "adapters"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+    def path(self, name: str) -> Path:
+        """Return the path of a file or folder that the instances share."""
+        return self._load / name
 
     def leave(self) -> None:
         """Free the seat; the last instance removes the folder."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.instances.counts import Counts
+from triton_vllm.instances.sleep import SleepState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,10 +35,12 @@ class Source:
     Attributes:
         alone: whether no other instance uses the engine.
         counts: the requests of all instances.
+        sleep_state: whether the engine sleeps.
     """
 
     alone = True
     counts: Counts
+    sleep_state: SleepState
 
     # Except for `start`, the methods here are those of an engine without other instances.
 
@@ -50,7 +53,8 @@ class Source:
         raise NotImplementedError
 
     def share(self) -> None:
-        """Tell the other instances that the engine serves."""
+        """Note that the engine serves and is awake, and tell the other instances."""
+        self.sleep_state.note_change(asleep=False)
 
     def loss(self) -> Loss | None:
         """Return why the engine must be abandoned, if its client cannot know that.
@@ -78,6 +82,7 @@ class Sole(Source):
     vllm: vllm_api.Vllm
     values: Mapping[str, Any]
     counts: Counts = field(default_factory=Counts)
+    sleep_state: SleepState = field(default_factory=SleepState)
 
     async def start(self, *, in_thread: bool = False) -> EngineClient:
         """See ``Source``."""

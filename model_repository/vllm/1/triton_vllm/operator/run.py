@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
@@ -13,42 +14,50 @@ from triton_vllm.base.protocols import Told
 from triton_vllm.operator.request import OperatorRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from triton_vllm.base.protocols import EngineClient, Log
+    from triton_vllm.instances.sleep import SleepState
     from triton_vllm.lora.store import AdapterStore
 
 ASLEEP = "the model is asleep; an operator request wakes it up"
 LOOK_S = 0.05
-"""Seconds between two checks whether the requests in flight have ended."""
+"""Seconds between two looks: for the end of the requests in flight, or for the turn."""
 Answer = dict[str, Any]
 """The result of an operation: a JSON object."""
 
 
 class Operator:
-    """Runs operator requests, one at a time; all methods are called in the engine's event loop.
+    """Runs operator requests; all methods are called in the engine's event loop.
+
+    All instances of the model together run one at a time.
 
     Args:
-        busy: returns whether requests for the model are in flight.
+        in_flight: returns how many requests are in flight in all instances.
+        state: whether the engine sleeps.
         log: reports results.
 
     Attributes:
-        asleep: whether other requests are refused. Other threads read it.
-        closed: whether the engine has been sent to sleep. Requests that were admitted just before
-            are refused, too: vLLM would hold them until it wakes up.
         store: the LoRA adapters, if the model has any.
     """
 
-    def __init__(self, busy: Callable[[], bool], log: Log) -> None:
-        self._busy = busy
+    def __init__(self, in_flight: Callable[[], int], state: SleepState, log: Log) -> None:
+        self._in_flight = in_flight
+        self._state = state
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()
-        # The wake_up requests so far. Each ends the earlier sleeps that have not begun.
-        self._wakes = 0
-        self.asleep = False
-        self.closed = False
         self.store: AdapterStore | None = None
+
+    @property
+    def asleep(self) -> bool:
+        """Whether new requests are refused; any thread may read it."""
+        return self._state.asleep
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests are refused that were admitted just before; any thread may read it."""
+        return self._state.closed
 
     async def run(
         self, llm: EngineClient, request: OperatorRequest, wanted: Callable[[], bool]
@@ -65,24 +74,22 @@ class Operator:
             Exception: vLLM's own exception.
         """
         operation = request.operation
-        # A question needs no lock, so it is answered while a sleep waits.
+        # A question needs no turn, so it is answered while a sleep waits.
         if operation == "is_sleeping":
             asleep = await self._calls.answer(llm.is_sleeping())
             return Told({"operation": operation, "asleep": bool(asleep)})
-        # A sleep holds the lock while it waits, and this wake_up must end it. So it is counted
-        # before it gets the lock itself.
-        self._wakes += operation == "wake_up"
-        wakes = self._wakes
-        async with self._lock:
-            # The request may have been cancelled, or its timeout may have expired.
-            if not wanted():
-                raise UnavailableError(f"{operation} was not begun in time")
+        # A sleep has the turn while it waits, and this wake_up must end it. So it is counted before
+        # it gets the turn itself.
+        if operation == "wake_up":
+            self._state.note_wake()
+        wakes = self._state.wakes()
+        async with self._turn(operation, wanted):
             if operation == "sleep":
                 answer = await self._sleep(llm, request.arguments.get("level"), wanted, wakes)
             elif operation == "wake_up":
                 # Requests are admitted only after that: a sleeping vLLM would hold them.
                 await self._calls.answer(llm.wake_up())
-                self.mark_awake()
+                self._state.note_change(asleep=False)
                 answer = {"asleep": False}
             elif operation == "reset_prefix_cache":
                 answer = {"reset": bool(await self._calls.answer(llm.reset_prefix_cache()))}
@@ -91,14 +98,27 @@ class Operator:
         self._log.info(f"operator request {operation}: {answer}")
         return Told({"operation": operation, **answer})
 
-    def mark_awake(self) -> None:
-        """Admit requests again: the engine was woken up, or started again."""
-        self.asleep = False
-        self.closed = False
-
     def give_up(self) -> None:
         """End the waits for an engine that has died."""
         self._calls.give_up()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, operation: str, wanted: Callable[[], bool]) -> AsyncIterator[None]:
+        """Run no other operation meanwhile, neither in this instance nor in another one."""
+        async with self._lock:
+            while True:
+                # The request may have been cancelled, or its timeout may have expired.
+                if not wanted():
+                    raise UnavailableError(f"{operation} was not begun in time")
+                try:
+                    turn = self._state.take_turn()
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(LOOK_S)
+            try:
+                yield
+            finally:
+                self._state.end_turn(turn)
 
     async def _sleep(
         self, llm: EngineClient, level: int | None, wanted: Callable[[], bool], wakes: int
@@ -110,26 +130,35 @@ class Operator:
                 "this model frees no memory in its sleep: "
                 "its engine argument enable_sleep_mode is not set"
             )
-        # The engine may sleep already. A second sleep that fails must not wake it up.
-        before = (self.asleep, self.closed)
-        self.asleep = True
-        try:
-            while self._busy():
+
+        async def drained() -> None:
+            while True:
                 if not wanted():
-                    raise UnavailableError(  # noqa: TRY301
-                        "the requests in flight have not ended in time"
-                    )
-                if wakes != self._wakes:
-                    raise UnavailableError(  # noqa: TRY301
+                    raise UnavailableError("the requests in flight have not ended in time")
+                if wakes != self._state.wakes():
+                    raise UnavailableError(
                         "wake_up was asked for before the requests in flight had ended"
                     )
+                if not self._in_flight():
+                    return
                 await asyncio.sleep(LOOK_S)
-            # The last check was in the same step of the loop: no job can begin between the two.
-            self.closed = True
-            await self._calls.answer(llm.sleep(int(frees) if level is None else level))
-        except BaseException:
-            self.asleep, self.closed = before
-            raise
+
+        # The engine may sleep already. A second sleep that fails must not wake it up.
+        was_closed = self._state.closed
+        with self._state.waiting():
+            try:
+                await drained()
+                self._state.closed = True
+                # A request may have begun just before, in another instance. Each is counted before
+                # it begins, and begins only if `closed` is not set. So if none is counted now, none
+                # begins later.
+                await drained()
+                await self._calls.answer(llm.sleep(int(frees) if level is None else level))
+            except BaseException:
+                if not was_closed:
+                    self._state.closed = False
+                raise
+            self._state.note_change(asleep=True)
         return {"asleep": True}
 
     async def _load_lora(self, llm: EngineClient, name: str) -> Answer:
