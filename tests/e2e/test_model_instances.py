@@ -50,6 +50,8 @@ FIRST = 2  # instances at first: each of them costs an import of vLLM
 COUNT = 3  # after the reload: where one of them dies, the others compete to lead
 MANY = 16  # requests of which no instance of a few gets none
 MOST = 48  # requests in flight
+ROUNDS = 4  # so that each of a few instances gets requests of each kind
+ASLEEP = "the model is asleep; an operator request wakes it up"
 
 
 def engines(server: TritonServer) -> list[psutil.Process]:
@@ -78,9 +80,34 @@ def instances_asked(server: TritonServer, since: int = 0) -> set[str]:
     return set(re.findall(r"Added request triton-(\d+)-", said(server, since)))
 
 
+def errors(server: TritonServer) -> set[str]:
+    """Return the errors of many requests in a row, "" for a request that is answered."""
+    return {answer.error for answer in ask_all(server, [prompt(PROMPT, {"max_tokens": 1})] * MANY)}
+
+
 def is_served(server: TritonServer) -> bool:
     """Return whether many requests in a row are."""
-    return {answer.error for answer in ask_all(server, [prompt(PROMPT, {"max_tokens": 1})] * MANY)} == {""}
+    return errors(server) == {""}
+
+
+def order(operation: str, **arguments: str) -> dict[str, object]:
+    """Return an operator's request."""
+    return {"operator_request": json.dumps({"operation": operation, **arguments})}
+
+
+def operate(server: TritonServer, operation: str, **arguments: str) -> dict[str, object]:
+    """Return what an operator is told."""
+    (answer,) = ask_all(server, [order(operation, **arguments)])
+    assert answer.error == ""
+    told: dict[str, object] = json.loads(answer.text)
+    return told
+
+
+def says_awake(server: TritonServer) -> bool:
+    """Return whether the metrics say that the engine is awake."""
+    page = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics")
+    (value,) = {value for name, labels, value in page.samples if labels.get("sleep_state") == "awake"}
+    return value == 1
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +126,7 @@ def group(serving: Serve, made_models: MadeModels, adapters: Path) -> Iterator[T
         with_instances(model, FIRST)
         with_parameter(model, "LORA_DIRECTORY", str(adapters))
         with_parameter(model, "MAX_REQUESTS_IN_FLIGHT", str(MOST))
+        with_parameter(model, "OPERATOR_REQUESTS", "sleep, wake_up, load_lora")
         with_metrics(model)
         with_openai(model)
 
@@ -199,6 +227,58 @@ def test_the_limit_counts_the_requests_of_all_instances(group: TritonServer) -> 
         for stream in streams:
             stream.cancel()
     wait_for(lambda: is_served(group))
+
+
+def test_an_operator_puts_all_instances_to_sleep(group: TritonServer) -> None:
+    """Whichever gets the request: all refuse what is new, what is in flight in any ends first, and any wakes them up."""
+    for _ in range(ROUNDS):
+        with ExitStack() as stack:
+            stream = stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True)))
+            stream.wait()
+            sleep = stack.enter_context(OpenStream(group.grpc_url, order("sleep")))
+            wait_for(lambda: errors(group) == {ASLEEP})
+            assert (sleep.events, stream.ended) == ([], False)
+            stream.cancel()
+            assert json.loads(sleep.wait()[0].text) == {"operation": "sleep", "asleep": True}
+        assert errors(group) == {ASLEEP}
+        wait_for(lambda: not says_awake(group))
+        pause(2)  # the other instance has published its figures, too
+        assert not says_awake(group)
+        assert operate(group, "wake_up") == {"operation": "wake_up", "asleep": False}
+        assert is_served(group)
+        wait_for(lambda: says_awake(group))
+
+
+def test_an_operator_calls_a_sleep_off_through_any_instance(group: TritonServer) -> None:
+    """The request for which it waits goes on, and all take requests again."""
+    for _ in range(ROUNDS):
+        with ExitStack() as stack:
+            stream = stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True)))
+            stream.wait()
+            sleep = stack.enter_context(OpenStream(group.grpc_url, order("sleep")))
+            wait_for(lambda: errors(group) == {ASLEEP})
+            assert operate(group, "wake_up") == {"operation": "wake_up", "asleep": False}
+            assert sleep.wait_end(PATIENCE).error == "wake_up was asked for before the requests in flight had ended"
+            assert is_served(group)
+            assert not stream.ended
+
+
+def test_an_operator_has_an_adapter_loaded_again_for_all_instances(
+    group: TritonServer, made_models: MadeModels, adapters: Path
+) -> None:
+    """The one that was asked does it at once, the others at their next request, once."""
+    shutil.copytree(made_models.adapters[0], adapters / "again")
+    asked = [prompt(PROMPT, {"max_tokens": 1, "lora_name": "again"})] * MANY
+    assert {answer.error for answer in ask_all(group, asked)} == {""}
+    start = len(said(group))
+    version = operate(group, "load_lora", name="again")["version"]
+    wait_for(lambda: {answer.error for answer in ask_all(group, asked)} == {""} and len(instances_asked(group, start)) == FIRST)
+
+    def loaded() -> list[str]:
+        return re.findall(r"LoRA adapter (\S+) was loaded", said(group, start))
+
+    wait_for(lambda: len(loaded()) >= FIRST)
+    assert loaded() == [version] * FIRST
 
 
 def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer) -> None:

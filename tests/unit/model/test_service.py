@@ -141,7 +141,7 @@ print(json.dumps(said))
 
 def test_operator_requests_are_refused_where_several_engines_serve(run):
     """Triton gives one to any of them, whose answer would be for all."""
-    assert run(GROUPS, model="echo").startswith("OPERATOR_REQUESTS is for a model of one instance")
+    assert run(GROUPS, model="echo").startswith("OPERATOR_REQUESTS is for a model with one engine")
 
 
 CLIPS = """

@@ -349,15 +349,18 @@ def test_a_vllm_that_starts_its_engine_in_another_way_is_refused_at_once(monkeyp
     assert ended == [True]
 
 
-def test_what_only_one_instance_would_know_is_refused(monkeypatch):
-    """Before the engine is started; an only instance gets as far as that."""
+def test_operator_requests_are_refused_where_several_engines_serve(monkeypatch):
+    """Before an engine is started; instances that share one get as far as that."""
     settings = Settings(limits=Limits(operator_requests=("sleep",)))
     monkeypatch.setattr(load, "prepare", lambda *_: SimpleNamespace(settings=settings))
     monkeypatch.setattr(load, "_start", lambda *_: pytest.fail("it starts"))
-    with pytest.raises(ConfigError, match="OPERATOR_REQUESTS is for a model of one instance"):
-        load._load({"model_config": '{"instance_group": [{"count": 2}]}'}, Log(), cast("Any", SimpleNamespace()))
-    with pytest.raises(pytest.fail.Exception, match="it starts"):
-        load._load({"model_config": "{}"}, Log(), None)
+    pair: Any = SimpleNamespace(count=2)
+    for groups in ('[{"count": 2}, {"count": 1}]', '[{"count": 2, "gpus": [0, 1]}]'):
+        with pytest.raises(ConfigError, match="OPERATOR_REQUESTS is for a model with one engine"):
+            load._load({"model_config": f'{{"instance_group": {groups}}}'}, Log(), pair)
+    for config, shared in (("{}", None), ('{"instance_group": [{"count": 2}]}', pair)):
+        with pytest.raises(pytest.fail.Exception, match="it starts"):
+            load._load({"model_config": config}, Log(), shared)
 
 
 def test_metrics_need_vllms_statistics():

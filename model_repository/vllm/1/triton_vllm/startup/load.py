@@ -111,11 +111,12 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     with ExitStack() as until_loaded:
         progress = until_loaded.enter_context(Progress(log))
         prepared = prepare(args, log, progress, until_loaded, shared)
-        if instances(args) != 1 and prepared.settings.limits.operator_requests:
-            # One instance would not know that another one has put the engine to sleep.
+        sharing = 1 if shared is None else shared.count
+        if instances(args) != sharing and prepared.settings.limits.operator_requests:
+            # A request reaches only one of the engines.
             raise ConfigError(
-                "OPERATOR_REQUESTS is for a model of one instance: "
-                "have one instance group with count 1, or leave it out"
+                "OPERATOR_REQUESTS is for a model with one engine: "
+                "have one instance group on one device, or leave it out"
             )
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, shared, log)
@@ -131,9 +132,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
     advised = advice(available_cores(), instances(args), on_cpu=vllm_api.runs_on_cpu())
-    # Only where a load with `count: 2` is not refused.
-    takes_several = not prepared.settings.limits.operator_requests
-    if advised and takes_several and "generate" in engine.facts.tasks:
+    if advised and "generate" in engine.facts.tasks:
         log.info(advised)
     return Model(
         prepared=prepared,
