@@ -17,6 +17,7 @@ _MODULE = re.compile(r"vllm(?:\.\w+)+")
 OTHERS = frozenset(
     {
         "_grammar_from_parser",
+        "_make",
         "always_adjust_request",
         "enable_log_requests",
         "errors",

@@ -7,6 +7,8 @@ import copy
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
 
@@ -71,6 +73,7 @@ class FairOutputs:
         for output in message.outputs:
             # All later outputs of the same request must wait, too.
             if _has_log_probabilities(output) or output.request_id in self._held:
+                _keep_small(output)
                 self._held.setdefault(output.request_id, deque()).append((message, output))
             else:
                 others.append(output)
@@ -107,3 +110,17 @@ class FairOutputs:
 
 def _has_log_probabilities(output: Any) -> bool:
     return output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
+
+
+def _keep_small(output: Any) -> None:
+    """Give an output arrays of its own.
+
+    With 20 log probabilities it then takes 0.8 kB instead of 1.9, and this takes 4 us. The arrays
+    that vLLM makes are views of views of what it has received.
+    """
+    lists = output.new_logprobs
+    # Before 0.12 these are no arrays. A named tuple of another kind may hold more than its fields.
+    if type(lists).__bases__ == (tuple,) and hasattr(lists, "_make"):
+        output.new_logprobs = lists._make(
+            value.copy() if isinstance(value, np.ndarray) else value for value in lists
+        )
