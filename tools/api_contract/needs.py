@@ -166,7 +166,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.outputs.RequestOutput": _fields("kv_transfer_params"),
     # Lists that become arrays (`vllm_api.log_probabilities`).
     "vllm.logprobs.FlatLogprobs": _fields(
-        "start_indices", "end_indices", "token_ids", "logprobs", "ranks", since="0.12"
+        "start_indices", "end_indices", "token_ids", "logprobs", since="0.12"
     ),
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),

@@ -90,9 +90,8 @@ def test_flat_numbers_are_kept_in_arrays():
     kept.token_ids.extend([0, 250_000])
     kept.logprobs.append(float("-inf"))
     kept.logprobs.append(-0.1)
-    kept.ranks.append(7)
     assert [kept.start_indices[:], kept.end_indices[:]] == [array("q"), array("q")]
-    assert (kept.token_ids[1:], list(kept.logprobs), kept.ranks[0]) == (array("q", [250_000]), [float("-inf"), -0.1], 7)
+    assert (kept.token_ids[1:], list(kept.logprobs)) == (array("q", [250_000]), [float("-inf"), -0.1])
     assert kept.decoded_tokens == []
     assert InArrays(lambda flat: [flat])(False) == [False]
 

@@ -90,7 +90,7 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: 
         "plus the prompt's tokens times prompt_logprobs, times n, are",
         "values",
     )
-    # 3) vLLM's flat lists. There a value takes 43 bytes, and as an object 250. For a prompt, they
+    # 3) vLLM's flat lists. There a value takes 35 bytes, and as an object 250. For a prompt, they
     # would turn the null of its first token into an empty object.
     if hasattr(params, "flat_logprobs") and params.prompt_logprobs is None:
         params.flat_logprobs = True

@@ -19,7 +19,7 @@ def keep_small() -> None:
 
     vLLM itself decodes every token of every output, and keeps each text and each number as an
     object until the answer ends. 300 streams of 800 tokens with 20 log probabilities have 10
-    million of them. Decoding each token once, an output takes 30 us instead of 120.
+    million of them. An output with 20 log probabilities now takes 30 us instead of 120.
     """
     # A vLLM that lacks a name keeps what it made in its own way.
     with contextlib.suppress(ImportError):
@@ -38,8 +38,8 @@ def keep_small() -> None:
 def forget_texts() -> None:
     """Forget the texts of all tokens.
 
-    Call it while no request is in flight. Texts that were decoded during many requests are
-    scattered over the memory of these, and would keep all of it in use.
+    Call it while no request is in flight. Texts that were decoded during many requests lie between
+    the objects of those. Python gives no megabyte back in which a single object lives.
     """
     with contextlib.suppress(ImportError, AttributeError):
         module: Any = importlib.import_module("vllm.v1.engine.logprobs")
@@ -89,7 +89,8 @@ class InArrays:
         """Return what keeps the log probabilities of an answer."""
         kept = self._create(flat_logprobs)
         if flat_logprobs:
-            for name in ("start_indices", "end_indices", "token_ids", "ranks"):
+            # Nearly all ranks are small numbers, which Python keeps once.
+            for name in ("start_indices", "end_indices", "token_ids"):
                 setattr(kept, name, array("q"))
             kept.logprobs = array("d")
         return kept
