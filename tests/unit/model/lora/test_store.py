@@ -446,6 +446,30 @@ def test_a_reload_through_another_instance_is_one_here_as_well(tmp_path, monkeyp
         folders.store.close()
 
 
+@pytest.mark.parametrize("failing", ["make", "note_reload"])
+def test_a_reload_that_fails_leaves_the_adapter_in_service(tmp_path, monkeypatch, failing):
+    """In all instances; a full disk must not take it away."""
+    llm, shared = Llm(), tmp_path / "shared"
+    shared.mkdir()
+    one, other = (Folders(tmp_path, shared) for _ in range(2))
+
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    async def use():
+        versions = [await folders.store.acquire(llm, "a") for folders in (one, other)]
+        monkeypatch.setattr(one.copies, failing, fail)
+        with pytest.raises(UnavailableError, match="could not be loaded; the server's log has the reason"):
+            await one.store.acquire(llm, "a", afresh=True)
+        loads = len(llm.loads)
+        assert [await folders.store.acquire(llm, "a") for folders in (one, other)] == versions
+        assert len(llm.loads) == loads
+
+    asyncio.run(use())
+    for folders in (one, other):
+        folders.store.close()
+
+
 def test_a_reload_that_another_load_delays_reads_the_files_again(folders, monkeypatch):
     """That load may have read them before the operator has changed them."""
     monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
@@ -464,7 +488,7 @@ def test_a_reload_that_another_load_delays_reads_the_files_again(folders, monkey
         await reading.wait()
         folders.write("a", "other")
         reload = asyncio.create_task(folders.store.acquire(llm, "a", afresh=True))
-        while not folders.copies.reloads("a"):  # noqa: ASYNC110 - the store tells nobody
+        while not folders.store._lock._waiters:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.001)
         changed.set()
         return read(await first), read(await reload), read(await folders.store.acquire(llm, "a"))

@@ -117,7 +117,9 @@ async def place():
     rules = Rules(VLLM, Gate(runner, 10, None), runner, facts, limits, prompter, Adapters())
     request = runner.openai_requests.begin()
     token = REQUEST.set(request)
-    place = SimpleNamespace(checked=CheckedEngine(llm, rules), llm=llm, prompter=prompter, runner=runner, request=request)
+    place = SimpleNamespace(
+        checked=CheckedEngine(llm, rules), llm=llm, prompter=prompter, runner=runner, request=request, rules=rules
+    )
 
     def change(**values):
         place.checked = CheckedEngine(llm, replace(rules, limits=replace(limits, **values)))
@@ -155,6 +157,23 @@ async def test_a_request_that_asks_for_too_much_is_refused_at_once(place, asked,
     with pytest.raises(error, match=text):
         place.checked.generate({"prompt_token_ids": [1]}, asked, "one")
     assert place.llm.collectors == {}
+
+
+async def test_no_adapter_is_loaded_into_an_engine_that_sleeps(place):
+    """Another instance may have put it to sleep since this request was admitted."""
+    acquired = []
+
+    class Store:
+        async def acquire(self, llm, name):
+            acquired.append(name)
+
+    place.runner.store = Store()
+    rules = replace(place.rules, adapters=Adapters(enabled=True, listed={"a": "/a"}))
+    await rules.adapter(place.llm, "a")
+    place.runner.operator.closed = True
+    with pytest.raises(UnavailableError, match="asleep"):
+        await rules.adapter(place.llm, "a")
+    assert acquired == ["a"]
 
 
 @pytest.mark.parametrize("change", [{"closed": True}, {"asleep": True}])

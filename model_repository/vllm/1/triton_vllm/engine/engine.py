@@ -189,8 +189,9 @@ class Engine:
         # Another API answers meanwhile, and says that there is no engine.
         self._llm = await self._source.start(in_thread=self._front is not None)
         self.facts = vllm_api.facts(self._llm, await self._llm.get_supported_tasks())
-        # A model that only pools has no token to sample.
-        if "generate" in self.facts.tasks:
+        # A model that only pools has no token to sample. For other instances this has been done,
+        # and the engine may sleep already.
+        if "generate" in self.facts.tasks and self._source.leads:
             await self.prompter.start(self._llm)
         self._hung_for = 0.0
         self._asked_at = self._loop.time()

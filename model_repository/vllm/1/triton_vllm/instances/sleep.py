@@ -19,10 +19,10 @@ _LATEST = 1
 class SleepState:
     """What an operator has asked of the engine, in memory that the instances share.
 
-    Operator requests run one at a time, in whichever instance has the turn. Only that instance
-    writes ``closed``. A leading instance also does when it has started an engine. All other numbers
-    are written by the instance that they belong to. Each is written in one step. So no lock is
-    needed but the turn itself. A model of one instance has memory of its own.
+    Operator requests run one at a time, in whichever instance has the turn. Only that instance, or
+    a leader that has started an engine, writes ``closed`` and who changed it last. Each instance
+    writes its own two numbers; others only end the wait of a dead one. The turn is the only lock. A
+    model of one instance has memory of its own.
 
     Args:
         memory: ``size`` bytes, zero at first.

@@ -42,6 +42,11 @@ class Source:
     counts: Counts
     sleep_state: SleepState
 
+    @property
+    def leads(self) -> bool:
+        """Whether this instance has launched the engine, or must launch it."""
+        return True
+
     # Except for `start`, the methods here are those of an engine without other instances.
 
     async def start(self, *, in_thread: bool = False) -> EngineClient:

@@ -107,7 +107,7 @@ class Copies:
         return sum(file.size for file in files) + SPARE - shutil.disk_usage(self._folder).free
 
     def note_reload(self, name: str) -> None:
-        """Make all instances load an adapter again when a request needs it.
+        """Make each instance load an adapter again before its next request for it.
 
         Raises:
             OSError: the note cannot be written.

@@ -88,15 +88,14 @@ class AdapterStore:
         """
         place = self._adapters.find(name)
         files = await self._look(name, place)
-        if afresh:
-            self._copies.note_reload(name)
-        if not self._is_known(name, files):
+        if afresh or not self._is_known(name, files):
             async with self._lock:
                 # While this waited for the lock, the files may have changed, or another request has
                 # loaded them.
                 files = await self._look(name, place)
-                if not self._is_known(name, files):
-                    self._known[name] = await self._load(llm, name, place, files)
+                if afresh or not self._is_known(name, files):
+                    version = await self._load(llm, name, place, files, afresh=afresh)
+                    self._known[name] = version
         version = self._known[name]
         if version.request is None:
             raise _failed(name)
@@ -130,14 +129,23 @@ class AdapterStore:
         return files
 
     async def _load(
-        self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...]
+        self,
+        llm: EngineClient,
+        name: str,
+        place: Path | str,
+        files: tuple[File, ...],
+        *,
+        afresh: bool,
     ) -> Version:
         began = time.monotonic()
         # Read before the files are. If a reload is asked for meanwhile, they are read once more.
         reloads = self._copies.reloads(name)
         try:
-            version = await self._prepare(name, place, files, reloads)
+            version = await self._prepare(name, place, files, reloads + afresh)
             await self._calls.answer(llm.add_lora(version.request))
+            if afresh:
+                # The other instances follow. After a failure, all keep what they have.
+                self._copies.note_reload(name)
         except AdapterError:
             raise
         except Exception as error:

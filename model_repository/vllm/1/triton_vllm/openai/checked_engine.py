@@ -76,11 +76,14 @@ class Rules:
         It is None if there is no adapter of this name.
 
         Raises:
-            UnavailableError: the adapter cannot be loaded.
+            UnavailableError: the adapter cannot be loaded, or the engine sleeps: vLLM would write
+                weights into memory that it has given up.
         """
         store = self.runner.store
         if store is None or not isinstance(name, str):
             return None
+        if self.runner.operator.closed:
+            raise UnavailableError(ASLEEP)
         try:
             self.adapters.find(name)
             return await store.acquire(llm, name)

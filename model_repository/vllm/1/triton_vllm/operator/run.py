@@ -132,6 +132,7 @@ class Operator:
             )
 
         async def drained() -> None:
+            """Wait until no request is in flight; raise if the sleep is no longer wanted."""
             while True:
                 if not wanted():
                     raise UnavailableError("the requests in flight have not ended in time")
@@ -149,9 +150,8 @@ class Operator:
             try:
                 await drained()
                 self._state.closed = True
-                # A request may have begun just before, in another instance. Each is counted before
-                # it begins, and begins only if `closed` is not set. So if none is counted now, none
-                # begins later.
+                # A request may have begun just before, in another instance. Each is counted first,
+                # and then looks at `closed`. So if none is counted now, none begins later.
                 await drained()
                 await self._calls.answer(llm.sleep(int(frees) if level is None else level))
             except BaseException:
