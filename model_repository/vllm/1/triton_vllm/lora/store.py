@@ -138,7 +138,7 @@ class AdapterStore:
         afresh: bool,
     ) -> Version:
         began = time.monotonic()
-        # Read before the files are. If a reload is asked for meanwhile, they are read once more.
+        # Read before the files are. A reload that is asked for meanwhile reads them again.
         reloads = self._copies.reloads(name)
         try:
             version = await self._prepare(name, place, files, reloads + afresh)

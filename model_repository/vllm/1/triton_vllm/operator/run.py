@@ -30,7 +30,7 @@ Answer = dict[str, Any]
 class Operator:
     """Runs operator requests; all methods are called in the engine's event loop.
 
-    All instances of the model together run one at a time.
+    At most one of them runs at a time, whichever instance of the model it has reached.
 
     Args:
         in_flight: returns how many requests are in flight in all instances.

@@ -39,7 +39,7 @@ def forget_texts() -> None:
     """Forget the texts of all tokens.
 
     Call it while no request is in flight. Texts that were decoded during many requests lie between
-    the objects of those. Python gives no megabyte back in which a single object lives.
+    the objects of those. Python gives a megabyte back only when no object lives in it.
     """
     with contextlib.suppress(ImportError, AttributeError):
         module: Any = importlib.import_module("vllm.v1.engine.logprobs")
