@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -229,14 +229,21 @@ def test_the_limit_counts_the_requests_of_all_instances(group: TritonServer) -> 
     wait_for(lambda: is_served(group))
 
 
+@contextmanager
+def sleep_that_waits(group: TritonServer) -> Iterator[tuple[OpenStream, OpenStream]]:
+    """Give a stream, and a `sleep` that waits for its end; every instance refuses what is new."""
+    with ExitStack() as stack:
+        stream = stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True)))
+        stream.wait()
+        sleep = stack.enter_context(OpenStream(group.grpc_url, order("sleep")))
+        wait_for(lambda: errors(group) == {ASLEEP})
+        yield stream, sleep
+
+
 def test_an_operator_puts_all_instances_to_sleep(group: TritonServer) -> None:
     """Whichever gets the request: all refuse what is new, what is in flight in any ends first, and any wakes them up."""
     for _ in range(ROUNDS):
-        with ExitStack() as stack:
-            stream = stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True)))
-            stream.wait()
-            sleep = stack.enter_context(OpenStream(group.grpc_url, order("sleep")))
-            wait_for(lambda: errors(group) == {ASLEEP})
+        with sleep_that_waits(group) as (stream, sleep):
             assert (sleep.events, stream.ended) == ([], False)
             stream.cancel()
             assert json.loads(sleep.wait()[0].text) == {"operation": "sleep", "asleep": True}
@@ -252,11 +259,7 @@ def test_an_operator_puts_all_instances_to_sleep(group: TritonServer) -> None:
 def test_an_operator_calls_a_sleep_off_through_any_instance(group: TritonServer) -> None:
     """The request for which it waits goes on, and all take requests again."""
     for _ in range(ROUNDS):
-        with ExitStack() as stack:
-            stream = stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True)))
-            stream.wait()
-            sleep = stack.enter_context(OpenStream(group.grpc_url, order("sleep")))
-            wait_for(lambda: errors(group) == {ASLEEP})
+        with sleep_that_waits(group) as (stream, sleep):
             assert operate(group, "wake_up") == {"operation": "wake_up", "asleep": False}
             assert sleep.wait_end(PATIENCE).error == "wake_up was asked for before the requests in flight had ended"
             assert is_served(group)

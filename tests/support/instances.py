@@ -1,7 +1,8 @@
-"""How many instances of a model Triton starts."""
+"""Models of several instances, and the memory that these share."""
 
 from __future__ import annotations
 
+import mmap
 import re
 from typing import TYPE_CHECKING
 
@@ -15,3 +16,10 @@ def with_instances(model: Path, count: int) -> None:
     changed, found = re.subn(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+", rf"\g<1>{count}", config.read_text(encoding="utf-8"))
     assert found == 1
     config.write_text(changed, encoding="utf-8")
+
+
+def mappings(path: Path, size: int, count: int) -> list[mmap.mmap]:
+    """Return ``count`` mappings of one new file of ``size`` bytes, each as a process of its own has it."""
+    path.write_bytes(bytes(size))
+    with path.open("r+b") as file:
+        return [mmap.mmap(file.fileno(), size) for _ in range(count)]

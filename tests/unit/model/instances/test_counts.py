@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
-
 import pytest
 
+from support.instances import mappings
 from triton_vllm.instances.counts import Counts
 
 
 @pytest.fixture
 def three(tmp_path) -> list[Counts]:
     """Three instances, each with its own mapping of one file."""
-    path = tmp_path / "requests"
-    path.write_bytes(bytes(Counts.size(3)))
-
-    def mapped() -> mmap.mmap:
-        with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), Counts.size(3))
-
-    return [Counts(mapped(), index, 3) for index in range(3)]
+    return [Counts(memory, index, 3) for index, memory in enumerate(mappings(tmp_path / "file", Counts.size(3), 3))]
 
 
 def test_an_instance_sees_the_requests_of_the_others(three):

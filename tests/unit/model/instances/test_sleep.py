@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
-
 import pytest
 
+from support.instances import mappings
 from triton_vllm.instances.sleep import SleepState
 
 
 @pytest.fixture
 def three(tmp_path) -> list[SleepState]:
     """Three instances, each with its own mapping of one file."""
-    path = tmp_path / "sleep"
-    path.write_bytes(bytes(SleepState.size(3)))
-
-    def mapped() -> mmap.mmap:
-        with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), SleepState.size(3))
-
-    return [SleepState(mapped(), index, 3, tmp_path / "operator") for index in range(3)]
+    memories = mappings(tmp_path / "file", SleepState.size(3), 3)
+    return [SleepState(memory, index, 3, tmp_path / "operator") for index, memory in enumerate(memories)]
 
 
 def test_all_know_of_the_sleep_that_one_has_begun(three):

@@ -10,78 +10,10 @@ from typing import Any
 
 import pytest
 
-from support.engine_parts import Log
+from support.adapters import Folders, Llm, read
 from triton_vllm.base.errors import DEAD, InvalidRequestError, UnavailableError
-from triton_vllm.lora import copies, store
-from triton_vllm.lora.config import Adapters
-from triton_vllm.lora.copies import SPARE, Copies
-from triton_vllm.lora.store import AdapterStore
-
-MOST = 2**31 - 1
-"""vLLM keeps an adapter's number in 32 bits with a sign."""
-
-
-def weights_in(folder):
-    return Path(folder, "adapter_model.safetensors").read_text()
-
-
-class Llm:
-    """In place of AsyncLLM: knows which adapters it has been given, and what it has read of each."""
-
-    def __init__(self):
-        self.errored = False
-        self.loads = []
-        self.held = {}
-        self.hangs = None
-
-    async def add_lora(self, request):
-        self.loads.append(request.lora_name)
-        if self.hangs is not None:
-            self.hangs.set()
-            await asyncio.Event().wait()
-        if request.lora_path.startswith("/"):
-            weights = weights_in(request.lora_path)
-            if weights == "broken":
-                raise ValueError("no such layer in /secret/place")
-            self.held[request.lora_int_id] = weights
-
-
-class Folders:
-    """The operator's directory with adapters `a` and `b`, one elsewhere that is `listed`, and one of a hub."""
-
-    def __init__(self, place, shared=None):
-        self.place, self.log = place / "directory", Log()
-        self.write("a", "first")
-        self.write("b", "second")
-        self.write("../elsewhere", "third")
-        listed = {"listed": place / "elsewhere", "hub": "org/name", "gone": place / "nowhere"}
-        self.copies = Copies(shared)
-        self.store = AdapterStore(Adapters(True, listed, self.place), self.copies, self.make, self.log)
-
-    @staticmethod
-    def make(name, number, path):
-        assert 0 < number <= MOST
-        return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=path)
-
-    def write(self, name, weights):
-        (self.place / name).mkdir(parents=True, exist_ok=True)
-        (self.place / name / "adapter_config.json").write_text("{}")
-        (self.place / name / "adapter_model.safetensors").write_text(weights)
-
-    def copied(self):
-        return sorted(map(weights_in, filter(Path.is_dir, self.copies._folder.iterdir())))
-
-
-@pytest.fixture
-def folders(tmp_path):
-    made = Folders(tmp_path)
-    yield made
-    made.store.close()
-    assert not made.copies._folder.exists()
-
-
-def read(version):
-    return weights_in(version.request.lora_path)
+from triton_vllm.lora import store
+from triton_vllm.lora.copies import SPARE
 
 
 def test_an_adapter_is_loaded_once(folders):
@@ -176,22 +108,6 @@ def test_touching_an_adapter_changes_nothing_for_vllm(folders):
     assert old.files != new.files
     assert old.request == new.request
     assert folders.copied() == ["first"]
-
-
-def test_an_operator_has_the_contents_looked_at(folders, monkeypatch):
-    """Also where a file system tells of no change: `load_lora` replaces it now."""
-    same = copies.look(folders.place / "a")
-    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
-
-    async def run():
-        llm = Llm()
-        version = await folders.store.acquire(llm, "a")
-        folders.write("a", "other")
-        assert await folders.store.acquire(llm, "a") is version
-        return read(await folders.store.acquire(llm, "a", afresh=True)), read(await folders.store.acquire(llm, "a"))
-
-    assert len(same) == 2
-    assert asyncio.run(run()) == ("other", "other")
 
 
 def test_an_adapter_whose_folder_is_gone_is_refused(folders):
@@ -419,79 +335,3 @@ def test_two_adapters_never_have_one_number(folders, monkeypatch):
     first, llm = asyncio.run(use())
     assert llm.held == {first.request.lora_int_id: "first"}
     assert "it has by chance the number of a@" in folders.log.lines[-1]
-
-
-def test_a_reload_through_another_instance_is_one_here_as_well(tmp_path, monkeypatch):
-    """Of this adapter only, and once: an operator asks one instance, also because the files seem unchanged."""
-    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
-    llm, shared = Llm(), tmp_path / "shared"
-    shared.mkdir()
-    one, other = (Folders(tmp_path, shared) for _ in range(2))
-
-    async def both(name, **how):
-        return read(await one.store.acquire(llm, name, **how)), read(await other.store.acquire(llm, name))
-
-    async def use():
-        assert [await both("a"), await both("b")] == [("first", "first"), ("second", "second")]
-        one.write("a", "other")
-        one.write("b", "thirds")
-        assert [await both("a"), await both("b")] == [("first", "first"), ("second", "second")]
-        assert await both("a", afresh=True) == ("other", "other")
-        loads = len(llm.loads)
-        assert [await both("a"), await both("b")] == [("other", "other"), ("second", "second")]
-        assert len(llm.loads) == loads
-
-    asyncio.run(use())
-    for folders in (one, other):
-        folders.store.close()
-
-
-@pytest.mark.parametrize("failing", ["make", "note_reload"])
-def test_a_reload_that_fails_leaves_the_adapter_in_service(tmp_path, monkeypatch, failing):
-    """In all instances; a full disk must not take it away."""
-    llm, shared = Llm(), tmp_path / "shared"
-    shared.mkdir()
-    one, other = (Folders(tmp_path, shared) for _ in range(2))
-
-    def fail(_):
-        raise OSError(28, "No space left on device")
-
-    async def use():
-        versions = [await folders.store.acquire(llm, "a") for folders in (one, other)]
-        monkeypatch.setattr(one.copies, failing, fail)
-        with pytest.raises(UnavailableError, match="could not be loaded; the server's log has the reason"):
-            await one.store.acquire(llm, "a", afresh=True)
-        loads = len(llm.loads)
-        assert [await folders.store.acquire(llm, "a") for folders in (one, other)] == versions
-        assert len(llm.loads) == loads
-
-    asyncio.run(use())
-    for folders in (one, other):
-        folders.store.close()
-
-
-def test_a_reload_that_another_load_delays_reads_the_files_again(folders, monkeypatch):
-    """That load may have read them before the operator has changed them."""
-    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
-    llm, make = Llm(), folders.copies.make
-
-    async def make_slowly(files):
-        copy = await make(files)
-        if not changed.is_set():
-            reading.set()
-            await changed.wait()
-        return copy
-
-    async def use():
-        folders.copies.make = make_slowly
-        first = asyncio.create_task(folders.store.acquire(llm, "a"))
-        await reading.wait()
-        folders.write("a", "other")
-        reload = asyncio.create_task(folders.store.acquire(llm, "a", afresh=True))
-        while not folders.store._lock._waiters:  # noqa: ASYNC110 - the store tells nobody
-            await asyncio.sleep(0.001)
-        changed.set()
-        return read(await first), read(await reload), read(await folders.store.acquire(llm, "a"))
-
-    reading, changed = asyncio.Event(), asyncio.Event()
-    assert asyncio.run(use()) == ("first", "other", "other")

@@ -232,15 +232,21 @@ def test_nobody_waits_for_an_engine_that_dies_meanwhile(started):
     assert (found, type(item), str(item)) == (j.reply, UnavailableError, DEAD)
 
 
+def begun_and_hanging(engine: Any) -> tuple[Any, Job]:
+    """Ask for a `wake_up` that the engine does not answer."""
+    llm: Any = Llm.started[-1]
+    Sleeper(llm)
+    llm.hangs = True
+    llm.wake_up = llm.is_sleeping
+    engine.runner.submit(asked := job("wake_up"))
+    return llm, asked
+
+
 def test_an_engine_that_hangs_is_noticed_by_an_operator_request_alone(started):
     """It would wait for ever: it has no timeout, and no other request is in flight."""
     engine, got = started(silence=40.0)
     clock = TickingClock(engine)
-    llm: Any = Llm.started[-1]
-    Sleeper(llm)
-    llm.wake_up = llm.is_sleeping
-    llm.hangs = True
-    engine.runner.submit(j := job("wake_up"))
+    llm, j = begun_and_hanging(engine)
     wait_for(lambda: llm.asked._value == 2, "the operator's call and the engine's own question")
     clock.now += 41
     found, item = got.get(timeout=PROMISED)
@@ -250,11 +256,7 @@ def test_an_engine_that_hangs_is_noticed_by_an_operator_request_alone(started):
 def test_an_unload_waits_for_an_operator_request(started):
     """For the grace period, as for any request."""
     engine, got = started()
-    llm: Any = Llm.started[-1]
-    Sleeper(llm)
-    llm.hangs = True
-    llm.wake_up = llm.is_sleeping
-    engine.runner.submit(j := job("wake_up"))
+    llm, j = begun_and_hanging(engine)
     wait_for(lambda: llm.waits)
     stopping = threading.Thread(target=engine.stop, args=(LIMIT,))
     stopping.start()
@@ -269,11 +271,7 @@ def test_an_unload_waits_for_an_operator_request(started):
 def test_a_server_that_ends_answers_an_operator_request_before_it_ends_the_engine(started):
     """Without a request the engine ends at once."""
     engine, got = started()
-    llm: Any = Llm.started[-1]
-    Sleeper(llm)
-    llm.hangs = True
-    llm.wake_up = llm.is_sleeping
-    engine.runner.submit(job("wake_up"))
+    llm, _ = begun_and_hanging(engine)
     wait_for(lambda: llm.waits)
     engine.leave(0)
     assert str(got.get(timeout=PROMISED)[1]) == UNLOADED
