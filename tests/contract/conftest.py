@@ -25,6 +25,7 @@ READ = (
         "v1/worker",
         "multimodal/media",
         "v1/engine",
+        "v1/serial_utils.py",
         "v1/structured_output",
         "v1/executor",
         "v1/metrics/loggers.py",

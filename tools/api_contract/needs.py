@@ -33,6 +33,7 @@ class Member:
 
 
 _CHAT = "vllm.entrypoints.openai.chat_completion.protocol"
+_CODEC = "vllm.v1.serial_utils"
 # The first version whose parsers read a whole answer.
 PARSERS = "0.28"
 # Before this version the classes were elsewhere. The names are searched in all places.
@@ -104,6 +105,8 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.v1.engine.EngineCoreOutput": _fields(
         "request_id", "new_logprobs", "new_prompt_logprobs_tensors"
     ),
+    f"{_CODEC}.MsgpackEncoder": {"__init__": _method("size_threshold"), "encode": _method("obj")},
+    f"{_CODEC}.MsgpackDecoder": {"__init__": _method("t"), "decode": _method("bufs")},
     "vllm.v1.engine.output_processor.RequestOutputCollector": {"put": _method("output")},
     # Tells which requests wait in vLLM's queue. Without them, only a stream's first output shows
     # that it has left the queue.
@@ -287,6 +290,8 @@ RECORDED = (
 # Names that the adapter uses in addition to PLACES: module -> names.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
+    _CODEC: ("MsgpackEncoder", "MsgpackDecoder"),
+    "vllm.v1.engine": ("EngineCoreOutput",),
     "vllm.v1.engine.core_client": ("launch_core_engines",),
     "vllm.v1.engine.logprobs": ("convert_ids_list_to_tokens", "create_sample_logprobs"),
     # Used only if a parser is configured, which the adapter refuses with an older vLLM.
@@ -362,16 +367,13 @@ REFUSING = (
 REFUSALS = frozenset(
     {"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError", "OverflowError"}
 )
-FAULTS = frozenset({"RuntimeError", "NotImplementedError", "TimeoutError"}) | {
-    "ImportError",
-    "KeyError",
-    "AssertionError",
-}
+FAULTS = frozenset(
+    {"RuntimeError", "NotImplementedError", "TimeoutError", "ImportError", "KeyError"}
+) | {"AssertionError"}
 ERRORS = ("vllm.exceptions", "vllm.v1.engine.exceptions")
 # Statements in vLLM's sources that the adapter relies on: module -> (since, statements).
 # - registry: `triton_vllm.startup.inspector` uses them; without them, only a first start is slower.
-# - audio: keep long audio from being decoded (`triton_vllm.media.audio`), and identify vLLM's
-#   refusal (`vllm_api.too_large`).
+# - audio: the limit on its length, and vLLM's refusal (`media.audio`, `vllm_api.too_large`).
 STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vllm.model_executor.models.registry": (
         OLDEST,
@@ -381,8 +383,7 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "/ 'modelinfos'",
         ),
     ),
-    # `vllm_api.cpu_worker` relies on the name by which generators are made, and on their being
-    # wound back.
+    # `vllm_api.cpu_worker` relies on how generators are made, and on their being wound back.
     "vllm.v1.worker.gpu_model_runner": (
         "0.28",
         ("generator = torch.Generator(device=self.device)", "gen.set_offset(gen.get_offset() - 4)"),
