@@ -24,8 +24,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 sys.path.insert(0, sys.argv[1])
-from triton_vllm.vllm_api.outputs import deliver_fairly
+from triton_vllm.vllm_api import outputs
 
+outputs.WHOLE = 2
 def numbers(rows, wide):
     return [np.arange(rows * wide).reshape(rows, wide), np.full((rows, wide), -0.5, np.float32), np.arange(rows)]
 
@@ -42,7 +43,7 @@ sent = [
 queue = asyncio.Queue()
 core = SimpleNamespace(get_output_async=queue.get, outputs_queue=queue)
 states = {output.request_id for output in sent}
-deliver_fairly(SimpleNamespace(engine_core=core, output_processor=SimpleNamespace(request_states=states)))
+outputs.deliver_fairly(SimpleNamespace(engine_core=core, output_processor=SimpleNamespace(request_states=states)))
 encode, decode = MsgpackEncoder(1 << 32).encode, MsgpackDecoder(EngineCoreOutputs).decode
 for output in sent * 2:
     queue.put_nowait(decode(encode(EngineCoreOutputs(outputs=[output]))))

@@ -13,7 +13,7 @@ import pytest
 
 from triton_vllm import vllm_api
 from triton_vllm.vllm_api import outputs as outputs_
-from triton_vllm.vllm_api.outputs import SLICE, deliver_fairly
+from triton_vllm.vllm_api.outputs import SLICE, WHOLE, deliver_fairly
 from triton_vllm.vllm_api.outputs import STEPS as FIRST
 
 MANY = [f"dear {number}" for number in range(40)]
@@ -27,10 +27,11 @@ class Pickled:
     unpack = staticmethod(pickle.loads)
 
 
-@pytest.fixture(autouse=True)
-def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let outputs be packed without vLLM."""
+@pytest.fixture(autouse=True, params=[0, 100, WHOLE], ids=["all packed", "some packed", "none packed"])
+def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all, some or no outputs be packed, without vLLM."""
     monkeypatch.setattr(outputs_, "Packer", Pickled)
+    monkeypatch.setattr(outputs_, "WHOLE", request.param)
 
 
 @dataclass
@@ -146,16 +147,43 @@ async def test_held_outputs_are_given_though_others_keep_coming():
     assert sum(output.request_id in MANY for message in seen for output in message.outputs) >= 2 * SLICE
 
 
-async def test_held_outputs_are_packed():
-    """As objects they would take more memory, and keep the memory around them in use."""
+async def test_of_many_held_outputs_the_later_ones_are_packed(monkeypatch):
+    """As objects they would take more memory, and keep the memory around them in use. The first ones cost nothing."""
+    monkeypatch.setattr(outputs_, "WHOLE", len(MANY))
     messages = [step(number) for number in range(FIRST)]
     sent = [weakref.ref(output) for message in messages for output in message.outputs]
     client = Client(messages)
     del messages
     for _ in range(FIRST):
         await client.take()
-    assert [output() for output in sent if output()] == []
-    assert numbers(await client.take_all(len(sent)), MANY[0]) == [*range(FIRST)]
+    kept = [output for output in (one() for one in sent) if output]
+    assert [output.number for output in kept] == [0] * len(MANY)
+    given = [output for message in await client.take_all(len(sent)) for output in message.outputs]
+    assert given[: len(MANY)] == kept
+    assert [output.number for output in given] == [number for number in range(FIRST) for _ in MANY]
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_when_all_held_outputs_are_gone_the_next_ones_are_not_packed(monkeypatch, aborted):
+    """Whether they were given or dropped."""
+    monkeypatch.setattr(outputs_, "WHOLE", len(MANY))
+    client = Client([step(0), step(1)])
+    for _ in range(2):
+        await client.take()
+    if aborted:
+        client.output_processor.request_states.clear()
+    else:
+        await client.take_all(2 * len(MANY))
+    waits = asyncio.create_task(client.take())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    later = [step(2), step(3, dear=["later"]), step(4, dear=["later"])]
+    sent = [message.outputs[0] for message in later[1:]]
+    for message in later:
+        client.arrive(message)
+    await waits
+    given = [output for message in await client.take_all(2) for output in message.outputs]
+    assert [one is other for one, other in zip(given, sent, strict=True)] == [True, True]
 
 
 async def test_what_follows_a_held_output_of_its_request_waits_as_well():

@@ -17,6 +17,12 @@ SLICE = 16
 """The most outputs with log probabilities that are handled at a time."""
 STEPS = 8
 """After so many steps, held outputs are given although more steps have arrived."""
+WHOLE = 2_000
+"""While so many outputs are held, further ones are packed.
+
+To pack an output with 20 log probabilities and to unpack it takes 20 us. That is a sixth of the
+time that vLLM needs for it, so a short delay must not grow by it.
+"""
 _SIZE_BYTES = 8
 
 
@@ -44,6 +50,7 @@ class FairOutputs:
         self._receive = llm.engine_core.get_output_async
         # The held outputs of each request, in the order of their turns.
         self._held: dict[str, _Held] = {}
+        self._held_count = 0
         # Steps whose outputs were taken since held ones were given.
         self._steps = 0
 
@@ -82,10 +89,12 @@ class FairOutputs:
         for output in message.outputs:
             request = output.request_id
             # All later outputs of the same request must wait, too.
-            if _has_log_probabilities(output) or request in self._held:
-                self._held.setdefault(request, _Held()).append(step, self._packer.pack(output))
-            else:
+            if not _has_log_probabilities(output) and request not in self._held:
                 others.append(output)
+                continue
+            packer = self._packer if self._held_count >= WHOLE else None
+            self._held.setdefault(request, _Held()).append(step, output, packer)
+            self._held_count += 1
         message.outputs = others
 
     def _next_held(self) -> Any:
@@ -94,16 +103,18 @@ class FairOutputs:
         outputs: list[Any] = []
         while self._held and len(outputs) < SLICE:
             request = next(iter(self._held))
+            held = self._held[request]
             # vLLM, too, ignores the outputs of a request that has been aborted.
             if request not in self._llm.output_processor.request_states:
                 del self._held[request]
+                self._held_count -= len(held.steps)
                 continue
-            held = self._held[request]
             # vLLM takes all outputs of a message for outputs of the same time.
             if step is not None and held.steps[0] is not step:
                 break
-            step, packed = held.popleft()
-            outputs.append(self._packer.unpack(packed))
+            step, output = held.popleft(self._packer)
+            outputs.append(output)
+            self._held_count -= 1
             del self._held[request]
             if held.steps:
                 self._held[request] = held
@@ -141,8 +152,8 @@ class Packer:
 class _Held:
     """The held outputs of one request.
 
-    They are in one buffer. As objects, hundreds of thousands of them would lie between objects that
-    live longer, and Python gives a megabyte back only when no object lives in it.
+    Packed ones are in one buffer. As objects, hundreds of thousands of them would lie between
+    objects that live longer, and Python gives a megabyte back only when no object lives in it.
 
     Attributes:
         steps: the message of each output's step, without outputs.
@@ -150,21 +161,27 @@ class _Held:
 
     def __init__(self) -> None:
         self.steps: deque[Any] = deque()
-        # Each output after its size.
-        self._buffer = bytearray()
+        # Each output, or None for a packed one.
+        self._outputs: deque[Any] = deque()
+        # Each packed output after its size.
+        self._packed = bytearray()
 
-    def append(self, step: Any, packed: bytes) -> None:
-        """Add an output."""
+    def append(self, step: Any, output: Any, packer: Packer | None) -> None:
+        """Add an output, packed if there is a packer."""
         self.steps.append(step)
-        self._buffer += len(packed).to_bytes(_SIZE_BYTES, "little")
-        self._buffer += packed
+        self._outputs.append(None if packer else output)
+        if packer:
+            packed = packer.pack(output)
+            self._packed += len(packed).to_bytes(_SIZE_BYTES, "little") + packed
 
-    def popleft(self) -> tuple[Any, bytes]:
+    def popleft(self, packer: Packer) -> tuple[Any, Any]:
         """Remove the first output, and return it with its step."""
-        end = _SIZE_BYTES + int.from_bytes(self._buffer[:_SIZE_BYTES], "little")
-        packed = bytes(self._buffer[_SIZE_BYTES:end])
-        del self._buffer[:end]
-        return self.steps.popleft(), packed
+        step, output = self.steps.popleft(), self._outputs.popleft()
+        if output is None:
+            end = _SIZE_BYTES + int.from_bytes(self._packed[:_SIZE_BYTES], "little")
+            output = packer.unpack(bytes(self._packed[_SIZE_BYTES:end]))
+            del self._packed[:end]
+        return step, output
 
 
 def _has_log_probabilities(output: Any) -> bool:
