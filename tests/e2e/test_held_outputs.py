@@ -20,24 +20,37 @@ _HOLD = """
 import asyncio, json, sys
 from types import SimpleNamespace
 import numpy as np, torch
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 sys.path.insert(0, sys.argv[1])
 from triton_vllm.vllm_api import outputs
 
-outputs.WHOLE = 2
+packed = []
+
+class Packer(outputs.Packer):
+    def pack(self, output):
+        packed.append(output.request_id)
+        return super().pack(output)
+
+outputs.PACKED_FROM, outputs.Packer = 1, Packer
+
 def numbers(rows, wide):
-    return [np.arange(rows * wide).reshape(rows, wide), np.full((rows, wide), -0.5, np.float32), np.arange(rows)]
+    values = np.full((rows, wide), -0.5, np.float32)
+    values[0, 0] = float("-inf")
+    return [np.arange(rows * wide).reshape(rows, wide), values, np.arange(rows)]
 
 def lists(wide):
     return LogprobsLists(*numbers(1, wide))
 
 prompt = LogprobsTensors(*map(torch.from_numpy, numbers(1700, 21)))
+event = EngineCoreEvent(EngineCoreEventType.SCHEDULED, 1.5)
 sent = [
+    EngineCoreOutput("first", [0], lists(21)),
     EngineCoreOutput("prompt", [1], lists(21), prompt),
-    EngineCoreOutput("prompt", [2], lists(21), finish_reason=FinishReason.STOP, stop_reason="\u00e9"),
-    EngineCoreOutput("wide", [3], lists(300)),
+    EngineCoreOutput("end", [2], lists(21), finish_reason=FinishReason.STOP, stop_reason="\u00e9", events=[event]),
+    EngineCoreOutput("wide", [3, 4], lists(300), stop_reason=7, trace_headers={"a": "b"}),
+    EngineCoreOutput("experts", [5], lists(1), routed_experts=np.arange(600).reshape(2, 300)),
     EngineCoreOutput("transfer", [], lists(1), kv_transfer_params={"blocks": [1, 2]}),
 ]
 queue = asyncio.Queue()
@@ -45,26 +58,30 @@ core = SimpleNamespace(get_output_async=queue.get, outputs_queue=queue)
 states = {output.request_id for output in sent}
 outputs.deliver_fairly(SimpleNamespace(engine_core=core, output_processor=SimpleNamespace(request_states=states)))
 encode, decode = MsgpackEncoder(1 << 32).encode, MsgpackDecoder(EngineCoreOutputs).decode
-for output in sent * 2:
+for output in sent:
     queue.put_nowait(decode(encode(EngineCoreOutputs(outputs=[output]))))
 
 async def take():
     given = []
-    while len(given) < 2 * len(sent):
+    while len(given) < len(sent):
         given += (await core.get_output_async()).outputs
     return given
 
-given = asyncio.run(take())
-raw = {name: [encode(o) for o in sent * 2 if o.request_id == name] for name in states}
-print(json.dumps({name: raw[name] == [encode(o) for o in given if o.request_id == name] for name in states}))
+given = {output.request_id: output for output in asyncio.run(take())}
+same = [output.request_id for output in sent if encode(given[output.request_id]) == encode(output)]
+writable = all(given[name].new_logprobs.logprobs.flags.writeable for name in packed)
+print(json.dumps([same, packed, writable]))
 """
 
 
 def test_held_outputs_are_given_as_they_were_received(parts: Parts) -> None:
-    """With arrays of any size, the prompt's log probabilities, and what only some outputs have."""
+    """With arrays of any size, and what only some outputs have. Arrays can be written to, as torch wants it."""
     done = subprocess.run(
         [parts.environment / "bin/python", "-c", _HOLD, str(CHECKOUT / "model_repository/vllm/1")],
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {"prompt": True, "wide": True, "transfer": True}
+    same, packed, writable = json.loads(done.stdout.splitlines()[-1])
+    assert same == ["first", "prompt", "end", "wide", "experts", "transfer"]
+    assert packed == ["end", "wide", "experts", "transfer"]
+    assert writable

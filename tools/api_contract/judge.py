@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from api_contract import needs
 from api_contract.adapter import is_awaited
 from api_contract.sources import Function, calls_of
+from api_contract.statements import STATEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -232,7 +233,7 @@ def _surroundings(sources: Sources, wanted: Needs, version: str) -> Iterator[str
     for name, since in wanted.variables.items():
         if _reached(version, since) and name not in known:
             yield f"variable {name}: not known any more"
-    for module, (since, statements) in needs.STATEMENTS.items():
+    for module, (since, statements) in STATEMENTS.items():
         if not _reached(version, since):
             continue
         tree = sources.module(module)

@@ -13,7 +13,7 @@ import pytest
 
 from triton_vllm import vllm_api
 from triton_vllm.vllm_api import outputs as outputs_
-from triton_vllm.vllm_api.outputs import SLICE, WHOLE, deliver_fairly
+from triton_vllm.vllm_api.outputs import PACKED_FROM, SLICE, deliver_fairly
 from triton_vllm.vllm_api.outputs import STEPS as FIRST
 
 MANY = [f"dear {number}" for number in range(40)]
@@ -27,11 +27,20 @@ class Pickled:
     unpack = staticmethod(pickle.loads)
 
 
-@pytest.fixture(autouse=True, params=[0, 100, WHOLE], ids=["all packed", "some packed", "none packed"])
-def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all, some or no outputs be packed, without vLLM."""
+@pytest.fixture(autouse=True)
+def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let outputs be packed without vLLM."""
     monkeypatch.setattr(outputs_, "Packer", Pickled)
-    monkeypatch.setattr(outputs_, "WHOLE", request.param)
+
+
+@pytest.fixture
+def packed_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Set how many held outputs are not packed."""
+    monkeypatch.setattr(outputs_, "PACKED_FROM", request.param)
+    return request.param
+
+
+with_packed = pytest.mark.parametrize("packed_from", [0, 100, PACKED_FROM], indirect=True)
 
 
 @dataclass
@@ -103,7 +112,8 @@ async def test_who_keeps_up_gets_each_step_as_it_is():
         assert len(message.outputs) == len(MANY) + 1
 
 
-async def test_nothing_is_lost_or_overtaken_and_times_and_figures_stay_right():
+@with_packed
+async def test_nothing_is_lost_or_overtaken_and_times_and_figures_stay_right(packed_from):
     """Each request gets its own outputs in their order, each as old as its step; a step's figures come once."""
     client = Client([step(number, "other") for number in range(STEPS)])
     messages = await client.take_all(STEPS * (len(MANY) + 1))
@@ -114,7 +124,8 @@ async def test_nothing_is_lost_or_overtaken_and_times_and_figures_stay_right():
     assert figures == [f"figures {number}" for number in range(STEPS)]
 
 
-async def test_outputs_without_log_probabilities_go_first():
+@with_packed
+async def test_outputs_without_log_probabilities_go_first(packed_from):
     """But for one slice now and then, whatever has queued up."""
     client = Client([step(number) for number in range(STEPS)])
     await client.take()
@@ -125,7 +136,8 @@ async def test_outputs_without_log_probabilities_go_first():
     assert max(before) <= SLICE
 
 
-async def test_a_new_request_with_log_probabilities_waits_for_one_output_of_each_other():
+@with_packed
+async def test_a_new_request_with_log_probabilities_waits_for_one_output_of_each_other(packed_from):
     """Not for all that the others have waiting."""
     client = Client([step(number) for number in range(STEPS)])
     for _ in range(2 * STEPS):
@@ -137,7 +149,8 @@ async def test_a_new_request_with_log_probabilities_waits_for_one_output_of_each
     assert sum(len(message.outputs) for message in messages) <= len(MANY) + 2 * SLICE
 
 
-async def test_held_outputs_are_given_though_others_keep_coming():
+@with_packed
+async def test_held_outputs_are_given_though_others_keep_coming(packed_from):
     """Otherwise streams without log probabilities could make the others wait for ever."""
     client = Client([step(number) for number in range(STEPS)])
     seen: list[Message] = []
@@ -147,9 +160,9 @@ async def test_held_outputs_are_given_though_others_keep_coming():
     assert sum(output.request_id in MANY for message in seen for output in message.outputs) >= 2 * SLICE
 
 
-async def test_of_many_held_outputs_the_later_ones_are_packed(monkeypatch):
-    """As objects they would take more memory, and keep the memory around them in use. The first ones cost nothing."""
-    monkeypatch.setattr(outputs_, "WHOLE", len(MANY))
+@pytest.mark.parametrize("packed_from", [len(MANY)], indirect=True)
+async def test_of_many_held_outputs_only_the_first_ones_are_kept_as_objects(packed_from):
+    """Objects take more memory, and keep the memory around them in use."""
     messages = [step(number) for number in range(FIRST)]
     sent = [weakref.ref(output) for message in messages for output in message.outputs]
     client = Client(messages)
@@ -157,16 +170,55 @@ async def test_of_many_held_outputs_the_later_ones_are_packed(monkeypatch):
     for _ in range(FIRST):
         await client.take()
     kept = [output for output in (one() for one in sent) if output]
-    assert [output.number for output in kept] == [0] * len(MANY)
+    assert [output.number for output in kept] == [0] * packed_from
     given = [output for message in await client.take_all(len(sent)) for output in message.outputs]
-    assert given[: len(MANY)] == kept
+    assert given[:packed_from] == kept
     assert [output.number for output in given] == [number for number in range(FIRST) for _ in MANY]
 
 
+@pytest.mark.parametrize("packed_from", [10], indirect=True)
+async def test_packed_outputs_come_before_later_ones_that_are_not(packed_from):
+    """When others were dropped, further outputs of a request are not packed any more."""
+    client = Client([step(0), step(1), step(2)])
+    for _ in range(3):
+        await client.take()
+    client.output_processor.request_states -= set(MANY[1:])
+    messages = [await client.take()]
+    later = [step(3, dear=[MANY[0]]), step(4, dear=[MANY[0]])]
+    sent = [message.outputs[0] for message in later]
+    for message in later:
+        client.arrive(message)
+    messages += await client.take_all(4)
+    assert numbers(messages, MANY[0]) == [0, 1, 2, 3, 4]
+    assert [messages[-2].outputs[0] is sent[0], messages[-1].outputs[0] is sent[1]] == [True, True]
+
+
+@pytest.mark.parametrize("packed_from", [0], indirect=True)
+async def test_a_prompts_log_probabilities_are_not_packed(packed_from):
+    """Their large arrays would only be copied."""
+    first = Output("it", 0, new_prompt_logprobs_tensors=[0.5])
+    client = Client([step(-1), Message(0.0, [first])])
+    given = [output for message in await client.take_all(len(MANY) + 1) for output in message.outputs]
+    assert any(output is first for output in given)
+
+
+@pytest.mark.parametrize("packed_from", [0], indirect=True)
+async def test_a_vllm_with_another_codec_holds_objects(monkeypatch, packed_from):
+    """An error would end the engine."""
+    monkeypatch.setattr(outputs_, "Packer", _fail_to_import)
+    client = Client([step(number) for number in range(STEPS)])
+    messages = await client.take_all(STEPS * len(MANY))
+    assert numbers(messages, MANY[0]) == [*range(STEPS)]
+
+
+def _fail_to_import() -> Any:
+    raise ImportError("no codec")
+
+
+@pytest.mark.parametrize("packed_from", [len(MANY)], indirect=True)
 @pytest.mark.parametrize("aborted", [False, True])
-async def test_when_all_held_outputs_are_gone_the_next_ones_are_not_packed(monkeypatch, aborted):
+async def test_when_all_held_outputs_are_gone_the_next_ones_are_not_packed(packed_from, aborted):
     """Whether they were given or dropped."""
-    monkeypatch.setattr(outputs_, "WHOLE", len(MANY))
     client = Client([step(0), step(1)])
     for _ in range(2):
         await client.take()
@@ -186,7 +238,8 @@ async def test_when_all_held_outputs_are_gone_the_next_ones_are_not_packed(monke
     assert [one is other for one, other in zip(given, sent, strict=True)] == [True, True]
 
 
-async def test_what_follows_a_held_output_of_its_request_waits_as_well():
+@with_packed
+async def test_what_follows_a_held_output_of_its_request_waits_as_well(packed_from):
     """Only the first output has the prompt's log probabilities."""
     first = Message(0.0, [Output("it", 0, new_prompt_logprobs_tensors=[0.5])])
     later = [Message(1.0, [Output("it", 1), Output("other", 1)]), Message(2.0, [Output("it", 2)])]
@@ -196,7 +249,8 @@ async def test_what_follows_a_held_output_of_its_request_waits_as_well():
     assert next(output.request_id for output in given if output.request_id not in MANY) == "other"
 
 
-async def test_held_outputs_of_an_aborted_request_are_dropped():
+@with_packed
+async def test_held_outputs_of_an_aborted_request_are_dropped(packed_from):
     """Nobody waits for them."""
     client = Client([step(number) for number in range(STEPS)])
     for _ in range(STEPS):

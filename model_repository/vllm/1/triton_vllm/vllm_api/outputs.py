@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import importlib
 from collections import deque
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,11 +17,10 @@ SLICE = 16
 """The most outputs with log probabilities that are handled at a time."""
 STEPS = 8
 """After so many steps, held outputs are given although more steps have arrived."""
-WHOLE = 2_000
-"""While so many outputs are held, further ones are packed.
+PACKED_FROM = 2_000
+"""If so many outputs are held, further ones are packed.
 
-To pack an output with 20 log probabilities and to unpack it takes 20 us. That is a sixth of the
-time that vLLM needs for it, so a short delay must not grow by it.
+A packed output takes 20 us more, so a short delay must not grow by packing.
 """
 _SIZE_BYTES = 8
 
@@ -51,6 +50,7 @@ class FairOutputs:
         # The held outputs of each request, in the order of their turns.
         self._held: dict[str, _Held] = {}
         self._held_count = 0
+        self._packer = _make_packer()
         # Steps whose outputs were taken since held ones were given.
         self._steps = 0
 
@@ -75,16 +75,12 @@ class FairOutputs:
             self._steps += 1
         return message
 
-    @cached_property
-    def _packer(self) -> Packer:
-        return Packer()
-
     def _hold_back(self, message: Any) -> None:
         """Take the outputs with log probabilities out of a message."""
         step = copy.copy(message)
-        # They are given with the rest of the step.
-        step.scheduler_stats = None
         step.outputs = []
+        # The handler gets the step's figures with its other outputs.
+        step.scheduler_stats = None
         others = []
         for output in message.outputs:
             request = output.request_id
@@ -92,8 +88,8 @@ class FairOutputs:
             if not _has_log_probabilities(output) and request not in self._held:
                 others.append(output)
                 continue
-            packer = self._packer if self._held_count >= WHOLE else None
-            self._held.setdefault(request, _Held()).append(step, output, packer)
+            held = self._held.setdefault(request, _Held(self._packer))
+            held.append(step, output, pack=self._held_count >= PACKED_FROM)
             self._held_count += 1
         message.outputs = others
 
@@ -112,7 +108,7 @@ class FairOutputs:
             # vLLM takes all outputs of a message for outputs of the same time.
             if step is not None and held.steps[0] is not step:
                 break
-            step, output = held.popleft(self._packer)
+            step, output = held.popleft()
             outputs.append(output)
             self._held_count -= 1
             del self._held[request]
@@ -125,27 +121,35 @@ class FairOutputs:
         return part
 
 
+def _make_packer() -> Packer | None:
+    """Return a packer, or None if this vLLM has a codec of another kind."""
+    with contextlib.suppress(ImportError, AttributeError):
+        return Packer()
+    return None
+
+
 class Packer:
     """Packs outputs as EngineCore sends them.
 
     With 20 log probabilities an output takes 0.25 kB, and 1.9 kB as the objects that vLLM makes of
-    it. It takes 6 us to pack it, and 7 us to unpack it.
+    it.
     """
 
     def __init__(self) -> None:
         codec: Any = importlib.import_module("vllm.v1.serial_utils")
         kind: Any = importlib.import_module("vllm.v1.engine").EngineCoreOutput
-        # Larger arrays would not be packed.
+        # Otherwise an array of 256 bytes or more would be a part of its own.
         self._encoder = codec.MsgpackEncoder(size_threshold=1 << 32)
         self._decoder = codec.MsgpackDecoder(kind)
 
     def pack(self, output: Any) -> bytes:
-        """Return the output in one piece."""
-        (packed,) = self._encoder.encode(output)
-        return bytes(packed)
+        """Return the output in one part."""
+        part: bytes
+        (part,) = self._encoder.encode(output)
+        return part
 
-    def unpack(self, packed: bytes) -> Any:
-        """Return a packed output."""
+    def unpack(self, packed: bytearray) -> Any:
+        """Return a packed output. Its arrays are views of ``packed``."""
         return self._decoder.decode(packed)
 
 
@@ -155,31 +159,38 @@ class _Held:
     Packed ones are in one buffer. As objects, hundreds of thousands of them would lie between
     objects that live longer, and Python gives a megabyte back only when no object lives in it.
 
+    Args:
+        packer: packs outputs, if this vLLM's outputs can be packed.
+
     Attributes:
         steps: the message of each output's step, without outputs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, packer: Packer | None) -> None:
         self.steps: deque[Any] = deque()
+        self._packer: Any = packer
         # Each output, or None for a packed one.
         self._outputs: deque[Any] = deque()
-        # Each packed output after its size.
+        # The packed outputs, each after its size in bytes.
         self._packed = bytearray()
 
-    def append(self, step: Any, output: Any, packer: Packer | None) -> None:
-        """Add an output, packed if there is a packer."""
+    def append(self, step: Any, output: Any, *, pack: bool) -> None:
+        """Add an output, and pack it if that is wanted and makes it smaller."""
+        # The log probabilities of a prompt are a few large arrays.
+        if pack and self._packer and output.new_prompt_logprobs_tensors is None:
+            packed = self._packer.pack(output)
+            self._packed += len(packed).to_bytes(_SIZE_BYTES, "little")
+            self._packed += packed
+            output = None
         self.steps.append(step)
-        self._outputs.append(None if packer else output)
-        if packer:
-            packed = packer.pack(output)
-            self._packed += len(packed).to_bytes(_SIZE_BYTES, "little") + packed
+        self._outputs.append(output)
 
-    def popleft(self, packer: Packer) -> tuple[Any, Any]:
+    def popleft(self) -> tuple[Any, Any]:
         """Remove the first output, and return it with its step."""
         step, output = self.steps.popleft(), self._outputs.popleft()
         if output is None:
             end = _SIZE_BYTES + int.from_bytes(self._packed[:_SIZE_BYTES], "little")
-            output = packer.unpack(bytes(self._packed[_SIZE_BYTES:end]))
+            output = self._packer.unpack(self._packed[_SIZE_BYTES:end])
             del self._packed[:end]
         return step, output
 
