@@ -30,10 +30,11 @@ if [[ ${1:-} != --no-lint ]]; then
 else
   shift
 fi
+workers=5  # on two cores: servers wait more than they work; a later -n0 gives one process, as --pdb needs it
 if [[ ${1:-} == --fast ]]; then
   shift
+  workers=3  # unit tests wait less
   set -- -m "not long" tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
 fi
-workers=5  # on two cores: servers wait more than they work; a later -n0 gives one process, as --pdb needs it
 [[ $# -gt 0 && -f ${1%%::*} ]] && workers=0  # five would spend more time on their own start than on one file
 exec "$PYTHON" -B tests/support/own_place.py "$root" "$data" python -m pytest -o "cache_dir=$data/pytest" --numprocesses "$workers" "$@"

@@ -18,7 +18,7 @@ from support.small_fixtures import workspace_in
 from vllm_env import build as module
 from vllm_env import plan
 from vllm_env.layout import LAYOUTS
-from vllm_env.plan import BuildRequest
+from vllm_env.plan import TEMPLATE, BuildRequest
 from vllm_env.publish.publish import publish
 
 if TYPE_CHECKING:
@@ -71,10 +71,21 @@ def workspace(tmp_path: Path) -> Workspace:
     return workspace_in(tmp_path / "cache")
 
 
+@pytest.fixture(scope="session")
+def small_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's folder with little of its code, as each build copies and hashes all of it."""
+    folder = tmp_path_factory.mktemp("template") / "vllm"
+    shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("1", "vllm_engine_args.json"))
+    for name in ("model.py", "triton_vllm/__init__.py", "triton_vllm/request/contract.py"):
+        (folder / "1" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(TEMPLATE / "1" / name, folder / "1" / name)
+    return folder
+
+
 @pytest.fixture
-def request_(tmp_path: Path) -> BuildRequest:
+def request_(tmp_path: Path, small_template: Path) -> BuildRequest:
     """A build with its smoke run, of the layout that `Stages` packs."""
-    return BuildRequest(layout=LAYOUTS["archive"], repository=tmp_path / "models")
+    return BuildRequest(layout=LAYOUTS["archive"], repository=tmp_path / "models", template=small_template)
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ _PATH = "$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz"
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """The model of the checkout."""
-    return shutil.copytree(CHECKOUT / "model_repository/vllm", tmp_path / "my models" / "vllm")
+def model(tmp_path: Path, small_template: Path) -> Path:
+    """The model of the checkout, with little of its code."""
+    return shutil.copytree(small_template, tmp_path / "my models" / "vllm")
 
 
 def test_the_checkouts_model_passes(model: Path) -> None:
