@@ -73,12 +73,12 @@ def workspace(tmp_path: Path) -> Workspace:
 
 @pytest.fixture(scope="session")
 def small_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's folder with little of its code, as each build copies and hashes all of it."""
+    """The model's folder with three files of its code: each build copies and hashes all of it."""
     folder = tmp_path_factory.mktemp("template") / "vllm"
-    shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("1", "vllm_engine_args.json"))
-    for name in ("model.py", "triton_vllm/__init__.py", "triton_vllm/request/contract.py"):
-        (folder / "1" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(TEMPLATE / "1" / name, folder / "1" / name)
+    code = ("model.py", "triton_vllm/__init__.py", "triton_vllm/request/contract.py")
+    for name in ("config.pbtxt", "vllm_engine_args.example.json", *(f"1/{file}" for file in code)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(TEMPLATE / name, folder / name)
     return folder
 
 

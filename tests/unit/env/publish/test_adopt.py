@@ -38,14 +38,10 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _small_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Four of its files are enough: each publish copies all and waits for the disk."""
-    folder = tmp_path_factory.mktemp("template") / "vllm"
-    for name in ("config.pbtxt", "1/model.py", "1/triton_vllm/__init__.py", "1/triton_vllm/request/contract.py"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(TEMPLATE / name, folder / name)
+def _small(small_template: Path) -> Iterator[None]:
+    """Let each publish copy less and wait less for the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(globals(), "TEMPLATE", folder)
+        patch.setitem(globals(), "TEMPLATE", small_template)
         yield
 
 
