@@ -18,9 +18,9 @@ SLICE = 16
 STEPS = 8
 """After so many steps, held outputs are given although more steps have arrived."""
 PACKED_FROM = 2_000
-"""If so many outputs are held, further ones are packed.
+"""Once so many outputs are held, further ones are packed.
 
-A packed output takes 20 us more, so a short delay must not grow by packing.
+To pack an output and to unpack it takes 20 us. So a short delay is worked off without packing.
 """
 _SIZE_BYTES = 8
 
@@ -175,8 +175,8 @@ class _Held:
         self._packed = bytearray()
 
     def append(self, step: Any, output: Any, *, pack: bool) -> None:
-        """Add an output, and pack it if that is wanted and makes it smaller."""
-        # The log probabilities of a prompt are a few large arrays.
+        """Add an output, packed if ``pack`` is set and packing makes it smaller."""
+        # A prompt's log probabilities are a few large arrays, which stay as large.
         if pack and self._packer and output.new_prompt_logprobs_tensors is None:
             packed = self._packer.pack(output)
             self._packed += len(packed).to_bytes(_SIZE_BYTES, "little")
