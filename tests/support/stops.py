@@ -38,7 +38,7 @@ WIDE: dict[str, Any] = {**LONG, "logprobs": 5}
 FINISHED = "finished"
 TOLD = "UNAVAILABLE"
 TOLD_IN_WORDS = "UNAVAILABLE in words, status 400"
-"""Triton 24.10's answer if an error comes first, whatever the error."""
+"""Triton 24.10's answer if an error is the whole answer, whatever the error."""
 REASONS = ("the model was unloaded before the request had finished", "the model is being unloaded")
 SMALL_BUFFER = 4096
 """Of a socket whose owner does not read, bytes."""
@@ -138,8 +138,9 @@ class HttpReader(_Reader):
             self._got = kind_of(last if '"error"' in last else "", short=self._short)
         else:
             words = kind_of(text, short=False) == TOLD
-            known = {503: TOLD, 400: TOLD_IN_WORDS} if words else {}
-            self._got = known.get(answer.status, f"{answer.status}: {text[:200]}")
+            known = {503: TOLD} if self._streams else {503: TOLD, 400: TOLD_IN_WORDS}
+            told = known.get(answer.status) if words else None
+            self._got = told or f"{answer.status}: {text[:200]}"
 
 
 class IdleHttp:

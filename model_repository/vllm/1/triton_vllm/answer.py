@@ -40,6 +40,8 @@ class Reply:
         assembler: makes responses from outputs. Set by the service.
         bulky: whether its response may take long to write, so that others should not wait for it.
             Set by ``request``.
+        streams: whether the client wants responses before the answer is complete. Set by
+            ``request``.
         pending: the items that have not been sent.
         complete: whether the last item is in ``pending`` or has been sent. Set by the event loop,
             before it adds that item.
@@ -47,7 +49,8 @@ class Reply:
             the event loop.
         lane: the number of its sender thread. Set by the outbox, like ``queued`` and ``due``.
         queued: whether the reply waits in the sender's queue.
-        due: the outbox's time in seconds before which the next response is not sent.
+        due: the outbox's time in seconds before which the next response is not sent. 0 before the
+            first.
     """
 
     _channel: Channel
@@ -56,6 +59,7 @@ class Reply:
     # no lock is needed.
     pending: deque[Item] = field(default_factory=deque)
     bulky: bool = False
+    streams: bool = False
     cancelled: bool = False
     closed: bool = False
     complete: bool = False

@@ -27,7 +27,7 @@ from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
 from support.patience import pause, wait_for
 from triton_vllm.answer import NOT_SENT
-from triton_vllm.base.errors import DEAD, UNLOADING, UnavailableError
+from triton_vllm.base.errors import DEAD, UNLOADING, StoppedError, UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.engine import UNLOADED, Engine
 from triton_vllm.instances.counts import Counts
@@ -303,7 +303,7 @@ def test_a_server_that_ends_gets_its_answers_in_time(started):
     assert got.get(timeout=PROMISED) == (done.reply, last)
     clock.now += 21
     reply, error = got.get(timeout=PROMISED)
-    assert (reply, type(error), str(error)) == (late.reply, UnavailableError, UNLOADED)
+    assert (reply, type(error), str(error)) == (late.reply, StoppedError, UNLOADED)
     wait_for(lambda: llm.aborted == [late.id])
     engine.runner.submit(later := job())
     clock.now += 1

@@ -10,7 +10,7 @@ import pytest
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_reply
 from triton_vllm.answer import NOT_SENT
-from triton_vllm.base.errors import CancelledError, InternalError, UnavailableError
+from triton_vllm.base.errors import CancelledError, InternalError, StoppedError, UnavailableError
 from triton_vllm.reply.deliver import deliver
 
 
@@ -64,6 +64,30 @@ def test_a_client_is_told_that_outputs_before_an_error_are_missing(log):
     deliver(log, fake_reply(channel), [output(), UnavailableError("timeout of 5 us expired")])
     assert [(type(error), final) for error, final in channel.sent] == [(InternalError, True)]
     assert "shared memory is full" in log.errors[0]
+
+
+def test_a_stream_that_a_stop_ends_begins_first(log):
+    """Triton makes an error event of what follows a response; an error that comes first gets status 400 over HTTP."""
+    channel, error = FakeChannel(), StoppedError("the model was unloaded")
+    reply = fake_reply(channel)
+    reply.streams = True
+    deliver(log, reply, [error])
+    (tensors, final), end = channel.sent
+    assert [(name, array.tolist()) for name, array in tensors] == [("text_output", [b""])]
+    assert not final
+    assert end == (error, True)
+
+
+@pytest.mark.parametrize("case", ["not a stream", "begun", "another error"])
+def test_no_other_error_follows_an_empty_response(log, case):
+    """A whole answer has one response, a stream that has begun needs none, and another error keeps its status."""
+    channel = FakeChannel()
+    error = UnavailableError("timeout of 5 us expired") if case == "another error" else StoppedError("unloaded")
+    reply = fake_reply(channel)
+    reply.streams = case != "not a stream"
+    reply.due = 7.0 if case == "begun" else 0.0
+    deliver(log, reply, [error])
+    assert channel.sent == [(error, True)]
 
 
 class Broken:

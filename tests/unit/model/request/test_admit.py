@@ -77,6 +77,7 @@ def test_a_prompt_becomes_a_job(let):
     assert (job.request.text, job.request.priority, job.request.timeout) == ("hi", 3, 7)
     assert (job.params.max_tokens, job.params.output_kind) == (5, fake_vllm.RequestOutputKind.DELTA)
     assert job.request.lora_name == "a"
+    assert job.reply.streams
     assert isinstance(assembler(job), Assembler)
     assert sent == []
     assert not job.reply.closed

@@ -3,7 +3,8 @@
 AdapterError
 ├── InvalidRequestError   INVALID_ARG    the request itself is wrong
 ├── UnsupportedError      UNSUPPORTED    right, but not for this model
-├── UnavailableError      UNAVAILABLE    the engine is dead, full or stopping, or time is up
+├── UnavailableError      UNAVAILABLE    the engine is dead or full, or time is up
+│   └── StoppedError      UNAVAILABLE    the model is unloaded before the request has finished
 ├── CancelledError        CANCELLED      the client asked for it, or went away
 └── InternalError         INTERNAL       a fault of vLLM or of this adapter
 """
@@ -59,6 +60,10 @@ class UnavailableError(AdapterError):
     """The engine cannot take or finish the request now; the same request may succeed later."""
 
     code = "UNAVAILABLE"
+
+
+class StoppedError(UnavailableError):
+    """The model is unloaded, and the request has not finished."""
 
 
 class CancelledError(AdapterError):

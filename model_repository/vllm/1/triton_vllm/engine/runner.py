@@ -15,6 +15,7 @@ from triton_vllm.base.errors import (
     AdapterError,
     CancelledError,
     InternalError,
+    StoppedError,
     UnavailableError,
 )
 from triton_vllm.engine.cost import bound_cost
@@ -153,12 +154,12 @@ class Runner:
         self._loop.call_soon_threadsafe(self._abort, job, CancelledError("Request was cancelled"))
 
     def refuse_all(self, reason: str) -> None:
-        """End all unfinished jobs with this reason."""
+        """End all unfinished jobs with this reason, because the model is unloaded."""
         for job in self.in_flight.jobs():
-            self._abort(job, UnavailableError(reason))
+            self._abort(job, StoppedError(reason))
         for job in self.in_flight.unwritten():
-            job.reply.refusal = UnavailableError(reason)
-        self.openai_requests.end_all(UnavailableError(reason))
+            job.reply.refusal = StoppedError(reason)
+        self.openai_requests.end_all(StoppedError(reason))
 
     def refuse_overdue(self) -> None:
         """End the jobs that have been in vLLM's queue for too long."""

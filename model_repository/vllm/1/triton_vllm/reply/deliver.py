@@ -6,7 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from triton_vllm.base import official
-from triton_vllm.base.errors import AdapterError, CancelledError
+from triton_vllm.base.errors import AdapterError, CancelledError, StoppedError
+from triton_vllm.reply.response import string_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,10 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
             # A client that has cancelled reads no more content.
             if len(items) > 1 and not isinstance(last, CancelledError):
                 reply.send(reply.assembler.build(items[:-1]), final=False)
+            elif isinstance(last, StoppedError) and reply.streams and not reply.due:
+                # Over HTTP, an error that comes first gets status 400 from Triton 24.10, as if the
+                # request were wrong. After a response it is an error event of the stream.
+                reply.send([("text_output", string_tensor(""))], final=False)
             _fail(log, reply, last)
         else:
             _send(reply, items, final=last.finished)

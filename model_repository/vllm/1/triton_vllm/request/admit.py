@@ -137,6 +137,7 @@ class Admission:
 
     def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:
         self._require("generate")
+        reply.streams = parsed.stream
         values = parsed.parameters
         # Without logprobs vLLM sums up nothing, and the answer is NaN.
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
