@@ -241,20 +241,20 @@ def test_an_exception_does_not_end_the_watch():
     assert "injected" in log.errors[0]
 
 
-def test_the_server_is_asked_once_a_second_whether_it_ends_and_only_while_a_request_is_open(clock):
+def test_the_server_is_asked_twice_a_second_whether_it_ends_and_only_while_a_request_is_open(clock):
     """Each question is a round trip; the first answer that it does is told once."""
     asked, told = [], []
     ends: list[bool] = []
     departure = Departure(lambda: asked.append(clock.now) or bool(ends), lambda: told.append(clock.now), clock)
     job = fake_job(FakeChannel())
     watch = CancellationWatch(lambda: [job], lambda _: None, FakeLog(), departure, clock)
-    for clock.now in (0.0, 0.5, 0.99, 1.0, 1.5):
+    for clock.now in (0.0, 0.25, 0.49, 0.5, 0.75):
         watch.look()
-    assert (asked, told) == ([0.0, 1.0], [])
+    assert (asked, told) == ([0.0, 0.5], [])
     ends.append(True)
     for clock.now in (2.0, 3.0, 4.0):
         watch.look()
-    assert (asked, told) == ([0.0, 1.0, 2.0], [2.0])
+    assert (asked, told) == ([0.0, 0.5, 2.0], [2.0])
     job.reply.send([], final=True)
     departure._next = 0.0
     watch.look()
