@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from support.fake_log import FakeLog
 from support.patience import LIMIT
+from triton_vllm import vllm_api
+from triton_vllm.startup import inspector, prepare
 
 MODEL = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
 PROGRAM = """
@@ -37,6 +43,37 @@ def test_what_ends_at_once_has_run_its_exit_handlers():
 
     assert said("at once") == ["exit handler"]
     assert said("as usual") == ["exit handler", "taken apart"]
+
+
+@pytest.mark.parametrize("fault", [None, ImportError("no such module")])
+def test_an_import_is_not_collected_and_what_follows_is(fault):
+    """Also if the import fails: the model's process may go on."""
+    program = """
+import gc, sys
+sys.path.insert(0, sys.argv[1])
+from triton_vllm.startup import interpreter
+try:
+    with interpreter.importing():
+        print(gc.isenabled(), gc.get_freeze_count())
+        if sys.argv[2]:
+            raise ImportError(sys.argv[2])
+except ImportError as error:
+    print(error)
+print(gc.isenabled(), gc.get_freeze_count() > 0)
+"""
+    command = [sys.executable, "-c", program, MODEL, str(fault or "")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
+    assert done.stdout.split("\n")[:-1] == ["False 0", *([str(fault)] if fault else []), "True True"]
+
+
+def test_vllm_is_imported_without_the_collector(monkeypatch):
+    """Its import makes half a million objects that live as long as the process."""
+    monkeypatch.setattr(inspector, "start", lambda _: None)
+    monkeypatch.setattr(vllm_api, "load", lambda: SimpleNamespace(version=gc.isenabled(), path="here"))
+    log = FakeLog()
+    with ExitStack() as stack:
+        prepare._import(log, stack)
+    assert log.infos == ["vLLM False from here"]
 
 
 CHILDREN = """

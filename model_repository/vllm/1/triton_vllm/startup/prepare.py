@@ -223,7 +223,8 @@ def _import(log: Log, until_loaded: ExitStack) -> Vllm:
     ahead = inspector.start(os.environ)
     if ahead is not None:
         until_loaded.callback(ahead.close)
-    vllm = vllm_api.load()
+    with interpreter.importing():
+        vllm = vllm_api.load()
     if ahead is not None:
         ahead.lend()
     log.info(f"vLLM {vllm.version} from {vllm.path}")
