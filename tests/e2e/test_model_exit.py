@@ -75,23 +75,25 @@ def test_streams_over_http_are_told_before_the_server_cuts_them_off(
             _wait_until_all_are_taken(server, clients)
             os.kill(server.pid, signal.SIGTERM)
             ends = [answer.result(PATIENCE) for answer in answers]
-        assert [end for end in ends if UNLOADED not in end] == []
+        assert {status for status, _ in ends} == {200}  # also of those that had to wait for a slot
+        assert [end for _, end in ends if UNLOADED not in end] == []
         assert _status(server) == 0, server.log.read_text(errors="replace")[-4000:]
         said = server.log.read_text(errors="replace")
         assert f"{clients} requests in flight have {GRACE} s to finish" in said
         assert "Exit timeout expired" not in said
 
 
-def _stream_over_http(server: TritonServer) -> str:
-    """Return the last event of a long stream."""
+def _stream_over_http(server: TritonServer) -> tuple[int, str]:
+    """Return the status and the last event of a long stream."""
     body = {"text_input": PROMPT, "stream": True, "parameters": LONG}
     connection = http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=PATIENCE)
     try:
         connection.request("POST", "/v2/models/vllm/generate_stream", json.dumps(body))
-        events = connection.getresponse().read().decode().split("\n\n")
+        answer = connection.getresponse()
+        events = answer.read().decode().split("\n\n")
     finally:
         connection.close()
-    return [event for event in events if event][-1]
+    return answer.status, [event for event in events if event][-1]
 
 
 def _status(server: TritonServer) -> int | None:

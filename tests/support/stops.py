@@ -38,7 +38,7 @@ WIDE: dict[str, Any] = {**LONG, "logprobs": 5}
 FINISHED = "finished"
 TOLD = "UNAVAILABLE"
 TOLD_IN_WORDS = "UNAVAILABLE in words, status 400"
-"""Triton 24.10's answer if an error is the whole answer, whatever the error."""
+"""Triton 24.10's answer to any error that is the whole answer."""
 REASONS = ("the model was unloaded before the request had finished", "the model is being unloaded")
 SMALL_BUFFER = 4096
 """Of a socket whose owner does not read, bytes."""

@@ -34,7 +34,8 @@ class Reply:
     Each request gets exactly one final response. One thread at a time sends; any thread may ask.
 
     Attributes:
-        closed: the final response is on its way or sent. Read-only for other classes.
+        begun: a response is on its way or sent. Read-only for other classes, like ``closed``.
+        closed: the final response is on its way or sent.
         cancelled: the server has said that the client cancelled the request. Read-only for other
             classes.
         assembler: makes responses from outputs. Set by the service.
@@ -49,8 +50,7 @@ class Reply:
             the event loop.
         lane: the number of its sender thread. Set by the outbox, like ``queued`` and ``due``.
         queued: whether the reply waits in the sender's queue.
-        due: the outbox's time in seconds before which the next response is not sent. 0 before the
-            first.
+        due: the outbox's time in seconds before which the next response is not sent.
     """
 
     _channel: Channel
@@ -60,6 +60,7 @@ class Reply:
     pending: deque[Item] = field(default_factory=deque)
     bulky: bool = False
     streams: bool = False
+    begun: bool = False
     cancelled: bool = False
     closed: bool = False
     complete: bool = False
@@ -81,6 +82,7 @@ class Reply:
         """
         if self.closed:
             return
+        self.begun = True
         if final:
             self._close()
         self._channel.send(tensors, final=final)

@@ -13,7 +13,7 @@ import pytest
 from triton_vllm.base.wants import Wants
 from triton_vllm.chat import parsed
 from triton_vllm.chat.parsed import AnswerReader
-from triton_vllm.reply.response import ChatAssembler
+from triton_vllm.reply.response import NOTHING, ChatAssembler
 from triton_vllm.vllm_api import Fragment, Piece
 
 
@@ -87,6 +87,12 @@ def test_every_completion_has_a_reader_and_an_element():
     assert (found["text_output"], found["reasoning"]) == ([b"", b""], [b"a", b""])
     assert found["tool_calls"] == [b"[]", b'[{"function": {"name": "b"}}]']
     assert found["finish_reason"] == [b"stop", b"tool_calls"]
+
+
+def test_nothing_new_has_an_element_for_each_completion():
+    """As every response; it begins a stream that is stopped before its first text."""
+    made = built(assembler_of(Wants(finish_reason=True), 2, Conversation()), NOTHING)
+    assert made == {"text_output": [b"", b""], "finish_reason": [b"None"] * 2, "tool_calls": [b"[]"] * 2, "reasoning": [b"", b""]}
 
 
 def test_usage_comes_with_every_response():

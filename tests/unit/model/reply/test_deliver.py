@@ -12,6 +12,7 @@ from support.fake_reply import FakeChannel, fake_reply
 from triton_vllm.answer import NOT_SENT
 from triton_vllm.base.errors import CancelledError, InternalError, StoppedError, UnavailableError
 from triton_vllm.reply.deliver import deliver
+from triton_vllm.reply.response import NOTHING
 
 
 @pytest.fixture
@@ -72,20 +73,37 @@ def test_a_stream_that_a_stop_ends_begins_first(log):
     reply = fake_reply(channel)
     reply.streams = True
     deliver(log, reply, [error])
-    (tensors, final), end = channel.sent
-    assert [(name, array.tolist()) for name, array in tensors] == [("text_output", [b""])]
-    assert not final
-    assert end == (error, True)
+    assert channel.sent == [([NOTHING], False), (error, True)]
 
 
-@pytest.mark.parametrize("case", ["not a stream", "begun", "another error"])
+def test_a_stream_that_cannot_begin_gets_the_error_alone(log):
+    """For example, shared memory is full: why the request ends is more important."""
+    channel, error = FakeChannel(), StoppedError("the model was unloaded")
+    channel.broken = [RuntimeError("shared memory is full")]
+    reply = fake_reply(channel)
+    reply.streams = True
+    deliver(log, reply, [error])
+    assert channel.sent == [(error, True)]
+    assert log.errors == []
+
+
+def test_a_stream_that_has_begun_is_not_begun_again(log):
+    """Nor if each output is delivered alone, with the error after them."""
+    channel, first, error = FakeChannel(), output(), StoppedError("the model was unloaded")
+    reply = fake_reply(channel)
+    reply.streams = True
+    deliver(log, reply, [first])
+    deliver(log, reply, [error])
+    assert channel.sent == [([first], False), (error, True)]
+
+
+@pytest.mark.parametrize("case", ["not a stream", "another error"])
 def test_no_other_error_follows_an_empty_response(log, case):
-    """A whole answer has one response, a stream that has begun needs none, and another error keeps its status."""
+    """A whole answer has one response, and another error keeps its status."""
     channel = FakeChannel()
     error = UnavailableError("timeout of 5 us expired") if case == "another error" else StoppedError("unloaded")
     reply = fake_reply(channel)
     reply.streams = case != "not a stream"
-    reply.due = 7.0 if case == "begun" else 0.0
     deliver(log, reply, [error])
     assert channel.sent == [(error, True)]
 

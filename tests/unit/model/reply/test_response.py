@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace as Output
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from triton_vllm.base.wants import Wants
-from triton_vllm.reply.response import Assembler, logprobs_json, string_tensor
+from triton_vllm.reply.response import NOTHING, Assembler, logprobs_json, string_tensor
 
 
 def part(text, ids, index=0, reason=None, logprobs=None, cumulative=None, stop=None):
@@ -37,6 +38,27 @@ def test_text_of_merged_outputs_is_joined_in_order():
     """Under pressure one response carries what several would have."""
     ((name, array),) = Assembler(Wants(), 1).build([output(part("a", [1])), output(part("b", [2]))])
     assert (name, array.tolist()) == ("text_output", [b"ab"])
+
+
+def test_nothing_new_has_an_element_for_each_completion_in_each_output():
+    """So a client reads the response that begins a stopped stream as it reads all others."""
+    wants = Wants(**{field.name: field.name != "no_logprobs" for field in dataclasses.fields(Wants)})
+    made = {name: array.tolist() for name, array in Assembler(wants, 2).build([NOTHING])}
+    assert made == {
+        "text_output": [b"", b""],
+        "finish_reason": [b"None", b"None"],
+        "cumulative_logprob": [0.0, 0.0],
+        "logprobs": [b"null", b"null"],
+        "num_input_tokens": [0],
+        "num_output_tokens": [0, 0],
+        "token_ids": [],
+        "stop_reason": [b"null", b"null"],
+        "prompt_logprobs": [b"null"],
+        "kv_transfer_params": [b"null"],
+        "num_cached_tokens": [0],
+    }
+    ((name, array),) = Assembler(Wants(), 1).build([NOTHING])
+    assert (name, array.tolist()) == ("text_output", [b""])
 
 
 def test_prompt_is_put_before_the_first_response_only():

@@ -88,6 +88,7 @@ def test_a_whole_answer_begins_with_the_prompt_unless_excluded(let, exclude, tex
     """As in the official backend."""
     given = tensors(text_input=b"hi", **({} if exclude is None else {"exclude_input_in_output": exclude}))
     job, _ = let(Request(given))
+    assert not job.reply.streams
     ((_, array),) = assembler(job).build([fake_vllm.output(" there", finished=True)])
     assert list(array) == [text]
 

@@ -4,7 +4,7 @@ AdapterError
 ├── InvalidRequestError   INVALID_ARG    the request itself is wrong
 ├── UnsupportedError      UNSUPPORTED    right, but not for this model
 ├── UnavailableError      UNAVAILABLE    the engine is dead or full, or time is up
-│   └── StoppedError      UNAVAILABLE    the model is unloaded before the request has finished
+│   └── StoppedError      UNAVAILABLE    the model was unloaded before the request had finished
 ├── CancelledError        CANCELLED      the client asked for it, or went away
 └── InternalError         INTERNAL       a fault of vLLM or of this adapter
 """
@@ -63,7 +63,7 @@ class UnavailableError(AdapterError):
 
 
 class StoppedError(UnavailableError):
-    """The model is unloaded, and the request has not finished."""
+    """The model was unloaded before the request had finished."""
 
 
 class CancelledError(AdapterError):

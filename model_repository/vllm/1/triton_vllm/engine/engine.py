@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from triton_vllm import vllm_api
-from triton_vllm.base.errors import UNLOADING
+from triton_vllm.base.errors import UNLOADING, StoppedError
 from triton_vllm.engine import spare_memory
 from triton_vllm.engine.loop import LoopThread
 from triton_vllm.engine.outcome import Translator
@@ -321,7 +321,7 @@ class Engine:
         # keeps open, or does not read. The devices' memory should not wait as well.
         if not self._ending.is_set():
             self._ending.set()
-            self.runner.lose(UNLOADING)
+            self.runner.lose(UNLOADING, StoppedError)
             self._source.close()
             self._llm.shutdown()
             self._log.info("the engine has ended; the server waits for its clients")

@@ -124,14 +124,14 @@ class Runner:
         self.unhealthy = False
         self.llm = llm
 
-    def lose(self, reason: str = DEAD) -> None:
-        """End all jobs with this reason, because there is no engine any more."""
+    def lose(self, reason: str = DEAD, kind: type[UnavailableError] = UnavailableError) -> None:
+        """End all jobs with this kind of error and this reason: there is no engine any more."""
         # First, so that the gate in Triton's thread refuses new requests from now on.
         self.why_down = reason
         self.llm = None
         for job in self.in_flight.jobs():
-            self._finish(job, UnavailableError(reason))
-        self.openai_requests.end_all(UnavailableError(reason))
+            self._finish(job, kind(reason))
+        self.openai_requests.end_all(kind(reason))
         self.operator.give_up()
         if self.store is not None:
             self.store.give_up()

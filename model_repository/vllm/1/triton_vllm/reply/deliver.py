@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from triton_vllm.base import official
 from triton_vllm.base.errors import AdapterError, CancelledError, StoppedError
-from triton_vllm.reply.response import string_tensor
+from triton_vllm.reply.response import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,10 +31,8 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
             # A client that has cancelled reads no more content.
             if len(items) > 1 and not isinstance(last, CancelledError):
                 reply.send(reply.assembler.build(items[:-1]), final=False)
-            elif isinstance(last, StoppedError) and reply.streams and not reply.due:
-                # Over HTTP, an error that comes first gets status 400 from Triton 24.10, as if the
-                # request were wrong. After a response it is an error event of the stream.
-                reply.send([("text_output", string_tensor(""))], final=False)
+            elif isinstance(last, StoppedError) and reply.streams and not reply.begun:
+                _begin(reply)
             _fail(log, reply, last)
         else:
             _send(reply, items, final=last.finished)
@@ -43,6 +41,15 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
         # The log goes through Triton's shared memory, which may be full.
         with contextlib.suppress(Exception):
             log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400
+
+
+def _begin(reply: Reply) -> None:
+    """Send a response without anything new."""
+    # Over HTTP, an error that comes first gets status 400 from Triton 24.10, as if the request were
+    # wrong. After a response it is an error event of the stream. If the response cannot be sent,
+    # the client still gets the error.
+    with contextlib.suppress(Exception):
+        reply.send(reply.assembler.build([NOTHING]), final=False)
 
 
 def _send(reply: Reply, items: Sequence[Item], *, final: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 # JSON has neither infinity nor NaN. OpenAI-compatible servers write this value for an impossible
 # token.
 LOWEST_LOGPROB = -9999.0
+NOTHING: Any = SimpleNamespace(
+    outputs=(), prompt_token_ids=(), prompt_logprobs=None, num_cached_tokens=0
+)
+"""In place of a RequestOutput: nothing new in any completion."""
 _Named = dict[str, "np.ndarray[Any, Any]"]
 """The tensors of a response by name, in the order in which they are sent."""
 

@@ -19,11 +19,15 @@ PERIOD_S = 0.05
 """From one look to the next, s, with few requests in flight."""
 LONGEST_S = 1.0
 """The longest pause, s."""
-# The HTTP endpoint must refuse twice, so a stop is noticed after up to two of these pauses. With
-# 300 HTTP streams and a grace of 5 s, stubs were gone 8.0 to 9.1 s after SIGTERM. With a pause of
-# 1 s, it took them up to 10.1 s.
+# A server with HTTP clients is known to stop when its endpoint has refused two questions in a row
+# (``startup.endpoint``). On two cores, with 300 HTTP streams and a grace of 5 s, its stubs were
+# gone 7.2 to 9.1 s after SIGTERM (15 stops of tests/e2e/test_model_stops.py). With a pause of 1 s,
+# one of two stops took 10.1 s.
 ENDING_S = 0.5
-"""From one question whether the server is stopping to the next, s."""
+"""From one question whether the server is stopping to the next, s.
+
+With many requests in flight it is up to ``LONGEST_S``.
+"""
 PREPARE_S = 0.25
 """The pause while the question whether the server is stopping is prepared, s."""
 # A quarter was too much. With 256 requests in flight on an H200, the questions were then two thirds
