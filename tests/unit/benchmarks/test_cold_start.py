@@ -72,6 +72,7 @@ def install(program: Path, text: str) -> None:
     ("failure", "why"),
     [(_HANGS, "triton said nothing for 1800 s"), ("kill -ABRT $$", "triton ended with status -6")],
 )
+@pytest.mark.long
 def test_a_start_that_fails_is_repeated(cold_start: Any, repository: Path, tmp_path: Path, failure: str, why: str) -> None:
     """With an empty home if it was to have one; its log is kept, and its time is not in the table."""
     install(tmp_path / "bin" / "tritonserver", _SERVER.format(failure=failure, command=fake_tritonserver.COMMAND))
@@ -86,6 +87,7 @@ def test_a_start_that_fails_is_repeated(cold_start: Any, repository: Path, tmp_p
     assert report.count("| archive | first |") == report.count("| archive | later |") == 1
 
 
+@pytest.mark.long
 def test_another_servers_name_ends_the_benchmark(
     cold_start: Any, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

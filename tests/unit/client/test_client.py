@@ -160,6 +160,7 @@ def test_unreachable_server_fails_and_says_where(prompts: Path, tmp_path: Path, 
     assert not results.exists()
 
 
+@pytest.mark.long
 def test_results_are_in_the_order_of_the_prompts(prompts: Path, tmp_path: Path) -> None:
     """The server answers later requests first; the file still has prompt after prompt, iteration after iteration."""
     with EchoServer(delay=lambda number: 0.2 if number == 5 else 0.0) as server:
@@ -173,6 +174,7 @@ def test_results_are_in_the_order_of_the_prompts(prompts: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", [[], ["-s"]])
+@pytest.mark.long
 def test_the_summary_says_what_happened(prompts: Path, tmp_path: Path, mode: list[str]) -> None:
     """The first answers, the number of requests, speed, and the times that the answers have."""
     with EchoServer() as server:
@@ -186,6 +188,7 @@ def test_the_summary_says_what_happened(prompts: Path, tmp_path: Path, mode: lis
     assert ("need --streaming-mode" in rest) != bool(mode)
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
     """As older ones of the official backend; the other figures are there."""
     with EchoServer(lacking=["return_num_output_tokens"]) as server:
@@ -196,6 +199,7 @@ def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: P
     assert "TPOT" not in done.stdout
 
 
+@pytest.mark.long
 def test_prompts_of_the_checkout_are_asked_from_any_folder(tmp_path: Path) -> None:
     """The tutorial's command works where there is no prompts.txt."""
     with EchoServer() as server:
@@ -205,6 +209,7 @@ def test_prompts_of_the_checkout_are_asked_from_any_folder(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("most", "code", "last"), [(0, 1, "FAIL: vLLM example"), (1, 0, "PASS: vLLM example")])
+@pytest.mark.long
 def test_so_many_failures_are_allowed(most: int, code: int, last: str, tmp_path: Path) -> None:
     """One of three fails."""
     (tmp_path / "prompts.txt").write_text("one\nplease fail\nthree\n")
@@ -215,6 +220,7 @@ def test_so_many_failures_are_allowed(most: int, code: int, last: str, tmp_path:
     assert re.search(r"^E2EL: p50 [\d.]+ ms, p99 infinite with failures as infinite$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_the_samples_flags_reach_the_model(prompts: Path, tmp_path: Path) -> None:
     """--lora-name and --exclude-inputs-in-outputs; without the latter the prompt comes back, as in the sample."""
     with EchoServer() as server:
@@ -226,6 +232,7 @@ def test_the_samples_flags_reach_the_model(prompts: Path, tmp_path: Path) -> Non
     assert [each.get("lora_name") for each in sampling] == ["doctor", "doctor", None, None]
 
 
+@pytest.mark.long
 def test_results_are_stored_if_nobody_reads_the_output(prompts: Path, tmp_path: Path) -> None:
     """As behind `| head -1`, which ends after the first line. It is no failure of the run."""
     read = threading.Event()
@@ -250,6 +257,7 @@ def test_results_are_stored_if_nobody_reads_the_output(prompts: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("mode", [[], ["-s"]])
+@pytest.mark.long
 def test_pieces_of_a_streamed_answer_are_joined(prompts: Path, tmp_path: Path, mode: list[str]) -> None:
     """With -s the answer comes in pieces and is the same text; the server sees the flag as the tensor `stream`."""
     with EchoServer() as server:
@@ -259,6 +267,7 @@ def test_pieces_of_a_streamed_answer_are_joined(prompts: Path, tmp_path: Path, m
     assert '"The capital of France is" -> " 1: The capital of France is"' in done.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_failed_request_fails_the_run_and_is_named(tmp_path: Path) -> None:
     """One of three fails: exit 1 and FAIL; stderr says which and why; the answers of the others are stored."""
     (tmp_path / "prompts.txt").write_text("one\nplease fail\nthree\n")
@@ -271,6 +280,7 @@ def test_failed_request_fails_the_run_and_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "results.txt").read_text().startswith(" 0: one\n\n=========\n\n\n\n=========\n\n 2: three\n")
 
 
+@pytest.mark.long
 def test_slow_answer_is_given_up_after_the_stream_timeout(prompts: Path, tmp_path: Path) -> None:
     """--stream-timeout ends the wait, and the message names the option."""
     with EchoServer(delay=lambda number: 600.0 * number) as server:
@@ -280,6 +290,7 @@ def test_slow_answer_is_given_up_after_the_stream_timeout(prompts: Path, tmp_pat
     assert given_up in done.stderr  # so may request 0 be, on a slow machine
 
 
+@pytest.mark.long
 def test_interrupt_ends_with_130_and_no_traceback(prompts: Path, tmp_path: Path) -> None:
     """Ctrl-C while requests are under way."""
     with EchoServer(delay=lambda _: 600.0) as server:
@@ -299,6 +310,7 @@ def bare_python(tmp_path: Path) -> str:
     return str(tmp_path / "bare" / "bin" / "python")
 
 
+@pytest.mark.long
 def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path, bare_python: str) -> None:
     """In a checkout with a working .tools/venv*, any python3 runs the client: the newest that works."""
     shutil.copytree(CLIENT.parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
@@ -322,6 +334,7 @@ def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path, 
     assert done.stdout.endswith("PASS: vLLM example\n")
 
 
+@pytest.mark.long
 def test_python_without_tritonclient_and_no_tools_says_what_to_install(tmp_path: Path, bare_python: str) -> None:
     """A copy of the client elsewhere: the message names the interpreter and the package."""
     shutil.copytree(CLIENT.parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))

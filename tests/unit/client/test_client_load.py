@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.long
 def test_records_as_json_lines(prompts: Path, tmp_path: Path) -> None:
     """Each as soon as it has ended, with its index: the first request waits until the second one's record is there."""
     results = tmp_path / "results.txt"
@@ -47,6 +48,7 @@ def test_records_as_json_lines(prompts: Path, tmp_path: Path) -> None:
         (["--random-input-len", 4, "--random-prefix-len", 2, "--random-output-len", 6, "--num-prompts", 8], 8),
     ],
 )
+@pytest.mark.long
 def test_load_shapes(prompts: Path, tmp_path: Path, shape: list[object], sent: int) -> None:
     """The report has what was sent, as its schema describes it; warm-ups are sent, too, but not counted."""
     if "--random-input-len" not in shape:
@@ -67,6 +69,7 @@ def test_load_shapes(prompts: Path, tmp_path: Path, shape: list[object], sent: i
     matches(report, SCHEMA)
 
 
+@pytest.mark.long
 def test_a_duration_ends_the_load(prompts: Path, tmp_path: Path) -> None:
     """As many requests as are due meanwhile, or fewer on a busy machine: none starts later."""
     with EchoServer() as server:
@@ -80,6 +83,7 @@ def test_a_duration_ends_the_load(prompts: Path, tmp_path: Path) -> None:
     matches(report, SCHEMA)
 
 
+@pytest.mark.long
 def test_warm_ups_leave_the_other_prompts_new(tmp_path: Path) -> None:
     """They are the first prompt only: a prefix cache would hold what they have sent."""
     with EchoServer() as server:
@@ -91,6 +95,7 @@ def test_warm_ups_leave_the_other_prompts_new(tmp_path: Path) -> None:
     assert asked[4] != asked[0]
 
 
+@pytest.mark.long
 def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Path) -> None:
     """Twenty blocks each, in an order by lot; the slower one is found, and the results are the first one's."""
     order: list[str] = []
@@ -119,6 +124,7 @@ def test_two_servers_get_the_same_requests_in_turns(prompts: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("lacking", "mode"), [((), []), (("return_num_output_tokens",), ["-s"])])
+@pytest.mark.long
 def test_what_the_answers_do_not_have_is_null(prompts: Path, tmp_path: Path, lacking: tuple[str, ...], mode: list[str]) -> None:
     """A whole answer has no first token, and without token counts there is no TPOT; neither in the report nor in the picture."""
     with EchoServer(lacking=lacking) as server:
@@ -143,6 +149,7 @@ def test_what_the_answers_do_not_have_is_null(prompts: Path, tmp_path: Path, lac
     assert ">TPOT<" not in picture
 
 
+@pytest.mark.long
 def test_a_goal_for_tpot_needs_a_server_that_counts_tokens(prompts: Path, tmp_path: Path) -> None:
     """Otherwise every answer would be good. Nothing is sent."""
     with EchoServer(lacking=("return_num_output_tokens",)) as server:
@@ -152,6 +159,7 @@ def test_a_goal_for_tpot_needs_a_server_that_counts_tokens(prompts: Path, tmp_pa
     assert done.stderr.startswith("error: the model 'vllm' does not count tokens, and a goal for tpot (--goodput) needs them")
 
 
+@pytest.mark.long
 def test_failures_of_the_second_server_are_named(prompts: Path, tmp_path: Path) -> None:
     """With its address and the reason."""
 
@@ -164,6 +172,7 @@ def test_failures_of_the_second_server_are_named(prompts: Path, tmp_path: Path) 
     assert re.search(rf'^error: request \d \(".*"\) and 1 more: {second.url}: .*on fire$', done.stderr, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_an_interrupt_reports_what_was_answered(prompts: Path, tmp_path: Path) -> None:
     """Ctrl-C once: nothing more is sent, the answers so far are stored, and each sent request has an outcome."""
     with EchoServer(delay=lambda number: 0.0 if number < 5 else 600.0) as server:
@@ -191,6 +200,7 @@ def test_an_interrupt_reports_what_was_answered(prompts: Path, tmp_path: Path) -
     assert [text.partition(":")[0] for text in texts] == [" 0", " 1", " 2", " 3", " 4", "", "", "", "", ""]
 
 
+@pytest.mark.long
 def test_an_error_of_the_client_ends_the_run_at_once(tmp_path: Path) -> None:
     """The disk is full for the first answer: the requests under way are cancelled, and no other is sent."""
     (tmp_path / "prompts.txt").write_text("\n".join(["x" * (2 << 20), *["y"] * 40]))
@@ -203,6 +213,7 @@ def test_an_error_of_the_client_ends_the_run_at_once(tmp_path: Path) -> None:
     assert done.stderr == "error: cannot write .: File too large; name another file with --results-file\n"
 
 
+@pytest.mark.long
 def test_an_interrupt_of_the_warm_up_ends_the_client(prompts: Path, tmp_path: Path) -> None:
     """As Ctrl-C at any other time; there is nothing to report."""
     with EchoServer(delay=lambda _: 600.0) as server:
@@ -215,6 +226,7 @@ def test_an_interrupt_of_the_warm_up_ends_the_client(prompts: Path, tmp_path: Pa
     assert output == "Loading inputs from `prompts.txt`...\n"
 
 
+@pytest.mark.long
 def test_an_interrupt_in_turns_counts_the_time_of_the_block(prompts: Path, tmp_path: Path) -> None:
     """Ctrl-C in the first block: its answers took the time that the block has taken so far."""
     with EchoServer(delay=lambda number: 600.0 * (number == 1)) as server:
@@ -231,6 +243,7 @@ def test_an_interrupt_in_turns_counts_the_time_of_the_block(prompts: Path, tmp_p
     assert report["duration"] > 0
 
 
+@pytest.mark.long
 def test_a_server_that_restarts_loses_what_was_under_way(prompts: Path, tmp_path: Path) -> None:
     """Every sent request is answered or failed; with --reconnect the rest waits for the server and is answered."""
     with EchoServer(delay=lambda number: 0.0 if number < 6 else 600.0) as server:
@@ -248,6 +261,7 @@ def test_a_server_that_restarts_loses_what_was_under_way(prompts: Path, tmp_path
     assert "was lost" in errors
 
 
+@pytest.mark.long
 def test_a_server_that_stays_away_ends_the_run_with_a_report(prompts: Path, tmp_path: Path) -> None:
     """What happened until then: the answers are stored, each sent request has an outcome, and the reason is said."""
     with EchoServer(delay=lambda number: 0.0 if number < 6 else 600.0) as server:

@@ -166,6 +166,7 @@ def test_pictures_outside_of_messages_are_refused() -> None:
         ask(server, [request(0, "x", images=("aa",))])
 
 
+@pytest.mark.long
 def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> None:
     """With the model that the server has, and the same figures; tritonclient is not needed."""
     block = (
@@ -185,6 +186,7 @@ def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> Non
     assert report["median_tpot_ms"] > 0
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
     """Nor a verdict about a goal for them, whatever it says of a warm-up."""
     with OpenAIEcho(counts=lambda number: number == 0) as server:
@@ -199,6 +201,7 @@ def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: P
 
 
 @pytest.mark.parametrize("mode", [[], ["-s"]])
+@pytest.mark.long
 def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: list[str], prompts: Path, tmp_path: Path) -> None:
     """They are answers all the same, and the report has their number; they reach no goal for TPOT. Nobody knows the speed."""
     with OpenAIEcho(counts=lambda number: number % 4 != 1) as server:
@@ -219,6 +222,7 @@ def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: lis
         assert report["request_goodput"] == pytest.approx(15 / report["duration"])
 
 
+@pytest.mark.long
 def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> None:
     """The same prompts and sampling parameters; each has its own model."""
     with EchoServer() as first, OpenAIEcho() as second:
@@ -233,6 +237,7 @@ def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> 
     assert (report["versus"]["model_id"], report["versus"]["completed"]) == ("echo", 20)
 
 
+@pytest.mark.long
 def test_two_servers_are_not_compared_in_tokens_that_one_has_not_counted(prompts: Path, tmp_path: Path) -> None:
     """Its blocks would seem slower by what is missing. In the other blocks the two are compared."""
     with OpenAIEcho() as first, OpenAIEcho(counts=lambda number: number >= 28 or number % 2 == 0) as second:
@@ -248,6 +253,7 @@ def test_two_servers_are_not_compared_in_tokens_that_one_has_not_counted(prompts
     assert report["versus"]["output_throughput"]["pairs"] == 6
 
 
+@pytest.mark.long
 def test_blocks_begin_with_open_connections(prompts: Path, tmp_path: Path) -> None:
     """The server closes idle ones during the other server's block; to connect again is no part of a block's times."""
     with EchoServer(delay=lambda _: 1.5) as first, OpenAIEcho(idle=0.75) as second:
@@ -290,6 +296,7 @@ def test_to_connect_is_no_part_of_the_load() -> None:
     assert 0 < comparison.overhead.seconds < time.perf_counter() - began - len(asked) * slow
 
 
+@pytest.mark.long
 def test_an_open_loop_begins_with_open_connections(prompts: Path, tmp_path: Path) -> None:
     """Otherwise its times to first token would have the time to connect."""
     with OpenAIEcho(delay=lambda _: 1.0) as server:

@@ -54,6 +54,7 @@ def _make(spec: Spec, root: Path, release: str = "24.10", **options: Any) -> Loc
     return make_lock(workspace_in(root), spec, rules_of(release), LockOptions(**options))
 
 
+@pytest.mark.long
 def test_a_lock_that_fits_is_taken_without_resolving(spec: Spec, root: Path, channel: Channel) -> None:
     """What is read is what was written; the interpreter is this machine's, which no lock can pin for another."""
     lock = _make(spec, root, locked=True)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from vllm_env.base.workspace import Workspace
 
+pytestmark = pytest.mark.long  # each starts interpreters
+
 CPU = Expected("3.11", "25.12", {})
 LOCKED = {"pillow": "12.0", "xgrammar": "0.2.8", "torch": "2.13.0"}
 CUDA = Expected("3.11", "25.12", {}, profile="cuda")
