@@ -20,14 +20,16 @@ from support.light_fixtures import light_long_arguments, light_parts, light_serv
 from support.memory_folder import memory_folder
 from support.once import RUN, once, run_folder
 from support.reference import ONE_THREAD
-from support.serving import Parts, Serve, serve
-from support.settings import with_openai
+from support.serving import EXPLICIT, Parts, Serve, serve
+from support.settings import with_metrics, with_openai
+from support.sightings import Sightings
 from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel  # noqa: F401 - fixtures
 from support.thin_builds import finished_place, thin_channel, thin_lab, thin_wheels  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from support.first_start import FirstStart
     from vllm_env.serve.server import TritonServer
 
 # a property that takes long is not wrong: the machine may be busy
@@ -201,21 +203,38 @@ def serving(parts: Parts) -> Serve:
 
 
 @pytest.fixture(scope="session")
-def server(serving: Serve, session_folder: Path) -> Iterator[TritonServer]:
-    """A server with the stand-in, on both APIs, shared by all tests that leave it as they found it.
+def first_start(serving: Serve, session_folder: Path) -> Iterator[FirstStart]:
+    """A server with the stand-in on both APIs, which starts with an empty vLLM cache and has been asked its first requests.
 
-    Where it is started are folders with the names of packages, as where somebody works on these; none may be imported.
+    It publishes metrics, and loads and unloads its model when told. Where it is started are folders with the names of packages,
+    as where somebody works on these; none may be imported.
     """
+    from support.first_start import SET_BY_VLLM, FirstStart, ask_first  # imports gRPC, which unit tests do without
+
+    cache = {"VLLM_CACHE_ROOT": str(session_folder / "first_start"), SET_BY_VLLM: ""}
     beside = session_folder / "beside"
     for name in PACKAGES_BESIDE:
         (beside / name).mkdir(parents=True, exist_ok=True)
         if name != "triton":
             (beside / name / "__init__.py").write_text("raise RuntimeError('imported from the working directory')\n")
+
+    def prepare(model: Path) -> None:
+        with_metrics(model)
+        with_openai(model)
+
+    start = serving(environment={**ONE_THREAD, **cache}, prepare=prepare, arguments=(EXPLICIT, "--load-model=vllm"))
+    sightings = Sightings(cache)
     with contextlib.ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
+        with sightings.watching(), pytest.MonkeyPatch.context() as patch:
             patch.chdir(beside)
-            running = stack.enter_context(serving(environment=ONE_THREAD, prepare=with_openai))
-        yield running
+            running = stack.enter_context(start)
+        yield FirstStart(running, cache, sightings, ask_first(running))
+
+
+@pytest.fixture(scope="session")
+def server(first_start: FirstStart) -> TritonServer:
+    """The same server, shared by all tests that leave it as they found it."""
+    return first_start.server
 
 
 @pytest.fixture(scope="session")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import models
-from support.first_start import SET_BY_VLLM, FirstStart, reload
+from support.first_start import reload
 from support.reference import FRESH, ONE_THREAD
 from support.serving import CPU_ARGUMENTS, EXPLICIT
 from support.settings import with_metrics, with_openai, with_parameter
-from support.sightings import Sightings
 from support.stop_notes import Notes
 from support.trace_collector import trace_collector
 from support.wide_server import GRACE_SECONDS, QUEUE_SECONDS, TIMEOUT_SECONDS, WIDE_SLOTS
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from support.first_start import Reloaded
+    from support.first_start import FirstStart, Reloaded
     from support.serving import Parts, Serve
     from support.trace_collector import Collector
     from vllm_env.serve.server import TritonServer
@@ -92,18 +90,6 @@ def wide_server(serving: Serve, long_arguments: dict[str, object], notes: Notes)
 
     with serving({**long_arguments, "max_num_seqs": WIDE_SLOTS}, environment=ONE_THREAD, prepare=prepare) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def first_start(serving: Serve, session_folder: Path) -> Iterator[FirstStart]:
-    """A server that starts with an empty vLLM cache, publishes metrics, and loads and unloads its model when told."""
-    cache = {"VLLM_CACHE_ROOT": str(session_folder / "first_start"), SET_BY_VLLM: ""}
-    sightings = Sightings(cache)
-    control = (EXPLICIT, "--load-model=vllm")
-    with ExitStack() as stack:
-        with sightings.watching():
-            server = stack.enter_context(serving(environment={**ONE_THREAD, **cache}, prepare=with_metrics, arguments=control))
-        yield FirstStart(server, cache, sightings)
 
 
 @pytest.fixture(scope="session")

@@ -114,6 +114,7 @@ def test_a_port_that_cannot_be_had_ends_the_load(idle: TritonServer) -> None:
     assert "importing vLLM" not in said(idle)[start:]
 
 
+@pytest.mark.slow  # test_arguments.py has the rule, and a port that is taken comes out in the same way
 def test_a_wrong_argument_of_the_openai_server_ends_the_load(idle: TritonServer) -> None:
     """Before the engine starts."""
 
@@ -144,6 +145,7 @@ def test_a_load_that_fails_in_the_engines_process_tells_why(idle: TritonServer) 
     assert "root cause" not in reason
 
 
+@pytest.mark.slow  # test_parsers.py has the rule
 def test_an_unknown_parser_is_refused_when_the_model_is_loaded(idle: TritonServer) -> None:
     """Triton's reason has the names that vLLM knows."""
     reason = refused(idle, "parser", with_arguments(tool_parser="herms"))

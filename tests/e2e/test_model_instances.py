@@ -284,9 +284,14 @@ def test_an_operator_has_an_adapter_loaded_again_for_all_instances(
     assert loaded() == [version] * FIRST
 
 
-def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer) -> None:
-    """Whoever waits in any is told, then one engine serves all again."""
+def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer, made_models: MadeModels, adapters: Path) -> None:
+    """Whoever waits in any is told, then one engine serves all again.
+
+    The new engine has no adapter at first. vLLM reads an adapter's copy with the next request that names it.
+    """
     start = len(said(group))
+    shutil.copytree(made_models.adapters[1], adapters / "sql")
+    before = ask(group, PROMPT, {**GREEDY, "lora_name": "sql"}).text
     (killed,) = engines(group)
     with ExitStack() as stack:
         streams = [stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MANY)]
@@ -297,7 +302,10 @@ def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer) -> No
     assert is_served(group)
     (again,) = engines(group)
     assert again != killed
-    assert ask(group, PROMPT, GREEDY).text == PROMPT + ANSWER
+    assert ask(group, PROMPT, GREEDY).text == PROMPT + ANSWER != before
+    with_adapter = [prompt(PROMPT, {**GREEDY, "lora_name": "sql"})] * MANY
+    assert {answer.error or answer.text for answer in ask_all(group, with_adapter)} == {before}
+    shutil.rmtree(adapters / "sql")
 
 
 def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(group: TritonServer) -> None:

@@ -7,7 +7,6 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from support.model_requests import ask, ask_all, prompt
@@ -149,18 +148,3 @@ def test_a_broken_adapter_hurts_nobody(llama_server: TritonServer, made_models: 
     wait_for_line(llama_server, "LoRA adapter 'broken' could not be loaded: ")
     place(made_models.adapters[0], lora_directory / "broken")
     assert text(llama_server, "broken") == text(llama_server, "fixed")
-
-
-def test_an_engine_that_comes_back_finds_its_adapters(
-    llama_server: TritonServer, made_models: MadeModels, lora_directory: Path
-) -> None:
-    """The new one has none; vLLM reads their copies with the next request that names them."""
-    place(made_models.adapters[1], lora_directory / "sql")
-    before = text(llama_server, "sql")
-    below = psutil.Process(llama_server.pid).children(recursive=True)
-    (engine,) = [process for process in below if process.name().startswith("VLLM::EngineCor")]
-    back = log(llama_server).count("the engine is back")
-    engine.kill()
-    wait_for(lambda: log(llama_server).count("the engine is back") > back)
-    assert text(llama_server, "sql") == before
-    shutil.rmtree(lora_directory / "sql")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.first_start import FIRST, TEXTS, settled
 from support.metrics_page import Metrics, read_metrics
-from support.model_requests import STRANGE, ask, ask_all, prompt
+from support.model_requests import ask
 from support.openai_server import openai_server
-from support.patience import pause, wait_for
+from support.patience import wait_for
 from support.reference import kept
 from support.serving import CPU_ARGUMENTS
 from support.triton_client import post
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
-TEXTS = [*(text for text, _ in FACTS), *STRANGE]
-LOAD = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 COUNTS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:e2e_request_latency_seconds_count")
 DOCUMENTED = {  # by the official backend, with the names that vLLM has given them in turn, without a sample's suffix
     "prompt tokens": ("prompt_tokens",),
@@ -48,14 +47,14 @@ GONE = {"best_of"}  # from vLLM's V1 engine
 def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
     """What vLLM's own server exports after the load, with the same engine arguments."""
     arguments = {"model": str(parts.standin), **CPU_ARGUMENTS}
-    requests = [{"model": arguments["model"], "prompt": text, **LOAD} for text in TEXTS]
+    requests = [{"model": arguments["model"], "prompt": text, **FIRST} for text in TEXTS]
 
     def ask_vllm() -> Any:
         with openai_server(parts.environment, arguments, tmp_path_factory.mktemp("openai") / "server.log") as url:
             for request in requests:
                 status, body = post(url, "/v1/completions", request, timeout=300)
                 assert status == 200, body
-            found = _settled(url + "/metrics")
+            found = settled(url + "/metrics")
             assert found.total("vllm:e2e_request_latency_seconds_count") == len(TEXTS)  # else it is not kept
             return found.samples
 
@@ -63,25 +62,15 @@ def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Me
     return Metrics(tuple((name, labels, value) for name, labels, value in samples))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def triton_metrics(first_start: FirstStart) -> Metrics:
     """What Triton exports after the same load, half of it streamed."""
-    answers = ask_all(first_start.server, [prompt(text, LOAD, stream=i % 2 == 0) for i, text in enumerate(TEXTS)])
-    assert not [answer.error for answer in answers if answer.error]
-    return _settled(first_start.page)
-
-
-def _settled(url: str) -> Metrics:
-    """Returns the metrics once all requests of the load are in them: both servers write them with a delay."""
-    wait_for(lambda: read_metrics(url).total("vllm:e2e_request_latency_seconds_count") >= len(TEXTS), "the load's requests")
-    pause(1.5)
-    return read_metrics(url)
+    return first_start.metrics
 
 
 def test_all_of_vllms_metrics_with_equal_counts(triton_metrics: Metrics, openai_metrics: Metrics) -> None:
     """Every sample that vLLM's server exports is there, labelled with the model; tokens and requests are counted alike."""
     metrics = triton_metrics
-    # one of vLLM's, in its HTTP server's process, which there is none of here
     assert openai_metrics.names("vllm:") - metrics.names("vllm:") == set()
     assert {name: metrics.total(name) for name in COUNTS} == {name: openai_metrics.total(name) for name in COUNTS}
     assert metrics.total("vllm:generation_tokens_total") == 16 * len(TEXTS)

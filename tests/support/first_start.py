@@ -1,4 +1,4 @@
-"""A server whose start is the first with its vLLM cache, and the load of its model after an unload."""
+"""A server whose start is the first with its vLLM cache, its first requests, and the load of its model after an unload."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from support.metrics_page import read_metrics
+from support.metrics_page import Metrics, read_metrics
 from support.model_control import load, unload
-from support.model_requests import ask, prompt
+from support.model_requests import STRANGE, ask, ask_all, prompt
 from support.open_stream import OpenStream
-from support.patience import wait_for
+from support.patience import pause, wait_for
 from support.sightings import Sightings
 from support.triton_client import get
 from vllm_env.serve.standin import FACTS
@@ -22,20 +22,25 @@ if TYPE_CHECKING:
 SET_BY_VLLM = "PYTORCH_NVML_BASED_CUDA_CHECK"  # by its first import, of vllm/env_override.py
 PROMPT, _ = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
+TEXTS = [*(text for text, _ in FACTS), *STRANGE]
+"""The prompts of a server's first requests."""
+FIRST = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
+"""The parameters of each."""
 
 
 @dataclass(frozen=True)
 class FirstStart:
-    """The server, the variable with its vLLM cache, and the processes that its start had."""
+    """The server, the variable with its vLLM cache, the processes that its start had, and its metrics after the first load."""
 
     server: TritonServer
     cache: dict[str, str]
     sightings: Sightings
+    metrics: Metrics
 
     @property
     def page(self) -> str:
         """Its metrics."""
-        return f"http://127.0.0.1:{self.server.ports.metrics}/metrics"
+        return metrics_page(self.server)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,25 @@ class Reloaded:
     parts: tuple[str, ...]
     end: Event
     sightings: Sightings
+
+
+def metrics_page(server: TritonServer) -> str:
+    """Return where a server's metrics are."""
+    return f"http://127.0.0.1:{server.ports.metrics}/metrics"
+
+
+def ask_first(server: TritonServer) -> Metrics:
+    """Send a new server its first requests, half of them streamed; return its metrics then."""
+    answers = ask_all(server, [prompt(text, FIRST, stream=number % 2 == 0) for number, text in enumerate(TEXTS)])
+    assert not [answer.error for answer in answers if answer.error]
+    return settled(metrics_page(server))
+
+
+def settled(url: str) -> Metrics:
+    """Return the metrics once all first requests are in them: Triton's and vLLM's servers write them with a delay."""
+    wait_for(lambda: read_metrics(url).total("vllm:e2e_request_latency_seconds_count") >= len(TEXTS), "the first requests")
+    pause(1.5)
+    return read_metrics(url)
 
 
 def reload(start: FirstStart) -> Reloaded:

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 _SHARED = (
     "long_server",
     "wide_server",
-    "first_start",
     "llama_server",
     "embedding_server",
     "chat_server",
     "vision_server",
-    "server",
+    "first_start",
     "light_server",
 )
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
@@ -40,11 +39,20 @@ _NOTE = "groups.json"
 
 def sort_and_note(items: list[pytest.Item]) -> None:
     """In a worker: put the tests in order, and note each test's group for the process that hands them out."""
-    order = _FRESH_ORDER if _is_fresh() else _ORDER
-    items.sort(key=lambda item: next(n for n, place in enumerate(order) if item.nodeid.startswith(place)))
+    sort(items, _FRESH_ORDER if _is_fresh() else _ORDER)
     note = run_folder() / f"{os.getpid()}.json"
     note.write_text(json.dumps({item.nodeid: group(item) for item in items}), encoding="utf-8")
     note.replace(run_folder() / _NOTE)  # all workers write the same
+
+
+def sort(items: list[pytest.Item], order: tuple[str, ...]) -> None:
+    """Sort by the places in ``order``; tests that end a server come last, because a group's tests may be in several places."""
+
+    def key(item: pytest.Item) -> tuple[bool, int]:
+        ends = item.get_closest_marker("ends_server") is not None
+        return ends, next(number for number, place in enumerate(order) if item.nodeid.startswith(place))
+
+    items.sort(key=key)
 
 
 def _is_fresh() -> bool:
