@@ -331,7 +331,7 @@ def test_a_server_that_ends_waits_for_its_clients_without_an_engine(started, mon
         assert not engine.runner.is_up()
         engine.runner.submit(last := job())
         reply, error = got.get(timeout=PROMISED)
-        assert (reply, type(error), str(error)) == (last.reply, UnavailableError, UNLOADING)
+        assert (reply, type(error), str(error)) == (last.reply, StoppedError, UNLOADING)
     pause(10 * PACE.health_period)
     assert llm.closed is alone
     assert len(Llm.started) == 1  # it is not started again

@@ -88,6 +88,7 @@ class Runner:
         self._facts = vllm_api.Facts()
         self.llm: EngineClient | None = None
         self.why_down = DEAD
+        self._kind_down = UnavailableError
         self.in_flight = InFlight(source.counts)
         self.moved = 0.0
 
@@ -128,6 +129,7 @@ class Runner:
         """End all jobs with this kind of error and this reason: there is no engine any more."""
         # First, so that the gate in Triton's thread refuses new requests from now on.
         self.why_down = reason
+        self._kind_down = kind
         self.llm = None
         for job in self.in_flight.jobs():
             self._finish(job, kind(reason))
@@ -240,7 +242,7 @@ class Runner:
         """Return the engine; raise UnavailableError if there is no healthy one."""
         llm = self.llm
         if llm is None or not self.is_up():
-            raise UnavailableError(self.why_down)
+            raise self._kind_down(self.why_down)
         if self._when_unhealthy is None:
             return llm
         try:
