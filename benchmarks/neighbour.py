@@ -36,7 +36,7 @@ from loadtest.backends import client_for
 from loadtest.endpoint import Endpoint
 from loadtest.record import Record, Request
 
-_SHAPE = "opt-125m"
+_SHAPES = {"cpu": "small-opt", "gpu": "opt-125m"}
 _ENGINE = {"load_format": "dummy", "max_model_len": 2048, "max_num_seqs": 512}
 _BEFORE_S = 0.3
 # What an attack leaves to be worked off counts, too.
@@ -93,7 +93,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add_server(parser)
     add = parser.add_argument
-    add("--device", choices=("cpu", "gpu"), default="cpu")
+    add(
+        "--device",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="cpu: a model of two layers; gpu: OPT-125M",
+    )
     add(
         "--kinds",
         type=int,
@@ -123,12 +128,12 @@ class Attacker:
         self.begin_streaming()
 
     @classmethod
-    async def start(cls, server: TritonTarget) -> Attacker:
-        """Start the process and the neighbour."""
+    async def start(cls, server: TritonTarget, shape: str) -> Attacker:
+        """Start the process and the neighbour of a model of this shape."""
         program = str(Path(__file__).parent / "harness" / "attacker.py")
         ports = (str(server.grpc), str(server.http))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, program, *ports, _SHAPE),
+            *(sys.executable, program, *ports, shape),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -178,10 +183,11 @@ class Attacker:
 
 async def measure(server: TritonTarget, options: argparse.Namespace) -> Found:
     """Return each attack's waits and ends, and the stub's memory."""
-    everything = attacks(SHAPES[_SHAPE].vocabulary)
+    shape = _SHAPES[options.device]
+    everything = attacks(SHAPES[shape].vocabulary)
     found = Found()
     until = time.monotonic() + options.seconds
-    attacker = await Attacker.start(server)
+    attacker = await Attacker.start(server, shape)
     try:
         # The first large answers make the pools as large as they stay.
         for attack in everything[1:4]:
@@ -268,7 +274,8 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="neighbour_"))).absolute()
-    checkpoint = write_checkpoint(SHAPES[_SHAPE], work / _SHAPE)
+    shape = _SHAPES[options.device]
+    checkpoint = write_checkpoint(SHAPES[shape], work / shape)
     on_gpu = options.device == "gpu"
     engine: dict[str, Any] = {"model": str(checkpoint), **_ENGINE}
     engine |= {"dtype": "float16"} if on_gpu else {"dtype": "float32", "enforce_eager": True}

@@ -77,6 +77,8 @@ _LLAMA_7B = {
 SHAPES = {
     # vLLM's attention on a CPU needs heads of at least 32 values: 64 / 2.
     "tiny-opt": _opt(hidden=64, heads=2, layers=2, vocabulary=2048, positions=8192),
+    # OPT-125M's vocabulary and positions, small enough for two cores.
+    "small-opt": _opt(hidden=64, heads=2, layers=2, vocabulary=50272, positions=2048),
     "opt-125m": _opt(hidden=768, heads=12, layers=12, vocabulary=50272, positions=2048),
     "llama-7b": Shape(vocabulary=32000, positions=4096, config=_LLAMA_7B),
 }
