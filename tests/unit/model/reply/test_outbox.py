@@ -150,6 +150,23 @@ def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
         outbox.close()
 
 
+def test_a_sender_wakes_from_the_shortest_sleep():
+    """Until Python 3.12, `queue.SimpleQueue.get` waits for ever now and then if its timeout is over before it begins to wait."""
+    lane = Outbox(lambda *_: None, FakeLog(), clock=lambda: 0.0)._lanes[0]
+
+    def sleep() -> None:
+        for _ in range(40_000):
+            lane._wakes_at = 1.0
+            lane._ring()
+            lane._sleep(1.0)
+            lane._sleep(1e-9)
+
+    thread = threading.Thread(target=sleep, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+
+
 def test_an_exception_does_not_end_the_sender():
     """The reply that it met is answered, those behind it are served, and the log has it once however often it comes."""
     log, sent = FakeLog(), threading.Semaphore(0)

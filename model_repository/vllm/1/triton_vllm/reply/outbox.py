@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import itertools
 import math
-import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -147,7 +147,10 @@ class _Lane:
         self._waiting: list[tuple[float, int, Reply]] = []
         # Numbers order replies that are due at the same time; replies cannot be compared.
         self._numbers = itertools.count()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Free once it has been rung. No `queue.SimpleQueue`: until Python 3.12, its `get` may wait
+        # for ever if the timeout is a few microseconds.
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self._wakes_at = _AWAKE
         self._ended = False
         self._streams = 0
@@ -174,7 +177,9 @@ class _Lane:
     def _ring(self) -> None:
         if self._wakes_at != _AWAKE:
             self._wakes_at = _AWAKE
-            self._bell.put(None)
+            # It may have been rung a moment ago, while the thread was about to wake up by itself.
+            with contextlib.suppress(RuntimeError):
+                self._bell.release()
 
     def _run(self) -> None:
         self._wakes_at = _AWAKE
@@ -192,9 +197,8 @@ class _Lane:
             self._send(reply, self._clock())
 
     def _sleep(self, until: float) -> None:
-        timeout = None if until == math.inf else max(0.0, until - self._clock())
-        with contextlib.suppress(queue.Empty):
-            self._bell.get(timeout=timeout)
+        timeout = -1 if until == math.inf else max(0.0, until - self._clock())
+        self._bell.acquire(timeout=timeout)
 
     def _take(self) -> None:
         """Send the ready replies that are due, and let the rest wait."""
