@@ -14,7 +14,7 @@ import pytest
 
 from support.patience import LIMIT
 from vllm_env.base import locks
-from vllm_env.base.locks import locked, locked_folder, remove_unlocked
+from vllm_env.base.locks import locked, locked_folder, remove_unlocked, take_lock
 
 ENV = Path(locks.__file__).parents[2]
 _HOLD = """
@@ -77,6 +77,17 @@ def test_a_locked_folder_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None
     assert folder.is_dir()
     assert remove_unlocked(folder)
     assert not folder.exists()
+
+
+def test_a_folder_that_others_share_stays(tmp_path: Path) -> None:
+    """Such as the tools of a running packager, which has only a shared lock."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    handle = take_lock(folder, fcntl.LOCK_SH)
+    assert not remove_unlocked(folder)
+    assert folder.is_dir()
+    os.close(handle)
+    assert remove_unlocked(folder)
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long
 
-_SERVER = '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"\necho "arguments $*"\n'
+_SERVER = '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"\nprintf "argument %s\\n" "$@"\n'
 
 
 _OPEN = "/proc/self/fd/9"
@@ -110,7 +110,9 @@ def test_the_launcher_starts_it_from_anywhere(workspace: Workspace, wheel: Path,
     named = place or root
     assert answer.splitlines() == [
         f"libraries {named}/lib:/own",
-        f"arguments --backend-directory={named}/backends --cache-directory={named}/caches --model-store=/x y",
+        f"argument --backend-directory={named}/backends",
+        f"argument --cache-directory={named}/caches",
+        "argument --model-store=/x y",
     ]
 
 
