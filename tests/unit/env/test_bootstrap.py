@@ -37,6 +37,17 @@ def test_only_the_whole_stamp_counts(folder: Path, tmp_path: Path) -> None:
     assert bootstrap.is_made(folder, lock)
 
 
+def test_an_environment_without_its_interpreter_is_not_made(folder: Path, tmp_path: Path) -> None:
+    """It is missing, or a link to one that is no longer installed."""
+    lock = tmp_path / "lock"
+    (folder / ".stamp").write_text(bootstrap.stamp_of(lock), "utf-8")
+    assert bootstrap.is_made(folder, lock)
+    (folder / "bin/python").unlink()
+    assert not bootstrap.is_made(folder, lock)
+    (folder / "bin/python").symlink_to(tmp_path / "removed")
+    assert not bootstrap.is_made(folder, lock)
+
+
 @pytest.mark.parametrize("more", [[], ["ignored"]])
 def test_environment_takes_a_folder_and_a_lock(
     more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
