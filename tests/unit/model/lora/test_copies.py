@@ -142,6 +142,10 @@ def test_what_has_changed_since_is_not_copied(directory, copies):
     weights.write_bytes(b"longer weights")
     with pytest.raises(UnavailableError, match=r"^LoRA file adapter_model.safetensors is being written; try again later$"):
         make(copies, files)
+    (directory / "other").write_bytes(b"WEIGHTS")  # of the same size
+    (directory / "other").replace(weights)
+    with pytest.raises(UnavailableError, match="is being written"):
+        make(copies, files)
     weights.unlink()
     weights.symlink_to("/etc/hostname")
     with pytest.raises(OSError, match="symbolic links"):
