@@ -122,6 +122,25 @@ def test_the_table_of_gaps_is_that_of_its_run():
     assert len(expected) == 8
 
 
+def test_the_table_of_waits_is_that_of_its_runs():
+    """The longest waits by kind, as medians of the rounds, and those of the older run."""
+    before = measured("neighbour_before_h100-20261126-1549-1f45eb2")["rows"]
+    expected = {}
+    for label, cells in rows_of("docs/speed.md", "waits", 6).items():
+        waits: dict[str, list[tuple[float, float]]] = {}
+        rows = measured(cells[-1].strip("`"))["rows"]
+        for row in rows:
+            waits.setdefault(row["name"], []).append((row["attack"]["wait"], row["clients"]["wait"]))
+        pairs = [[median(side) for side in zip(*rounds, strict=True)] for rounds in waits.values()]
+        worse = max(one - many for one, many in pairs)
+        most = [max(side) for side in zip(*pairs, strict=True)]
+        most += [worse, max(row["attack"]["wait"] for row in before if row["kind"] == rows[0]["kind"])]
+        expected[label] = [str(len(pairs)), *(f"{value:.2f}" for value in most), cells[-1]]
+        assert {len(rounds) for rounds in waits.values()} == {3}
+    assert rows_of("docs/speed.md", "waits", 6) == expected
+    assert len(expected) == 4
+
+
 H200 = {
     "Llama-7B": "serving_h200_llama-7b-20261123-0619-d502e19",
     "OPT-125M": "serving_h200_opt-125m-20261123-0635-d502e19",
