@@ -30,6 +30,7 @@ from loadtest.measures import e2el, itls, ttft
 from loadtest.prompts import CHECKOUT
 from loadtest.record import Outcome, Record, Request
 from loadtest.samples import Samples
+from loadtest.shape import until_interrupt
 
 if TYPE_CHECKING:
     import argparse
@@ -143,9 +144,12 @@ def calibrate(options: argparse.Namespace) -> list[str]:
     count = options.num_prompts or _REQUESTS
     with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="loadtest_") as folder:
         _place_model(options.calibrate, Path(folder, "models", "vllm"))
-        with _serving(server, Path(folder)) as (process, port):
-            log = Path(folder, "server.log")
-            found, client = asyncio.run(_measure(process, log, port, concurrency, count))
+        with _serving(server, Path(folder)) as running:
+            found, client = Calibration(), overhead.Overhead()
+            measuring = _measure(running, concurrency, count, found, client)
+            # A KeyboardInterrupt inside gRPC can end this program with SIGSEGV.
+            if asyncio.run(until_interrupt(measuring, stop=lambda: None)):
+                raise KeyboardInterrupt
     head = f"{count} answers of {_TOKENS} tokens, {concurrency} at a time, from {server}"
     reasons = [f"The client was the bottleneck: {reason}" for reason in client.reasons()]
     return [head, *found.lines(), *reasons]
@@ -186,9 +190,27 @@ def _place_model(built: Path, model: Path) -> None:
     (model / _CONFIG).write_text(text, encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class _Server:
+    """A started tritonserver, its gRPC port and its log."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def require_running(self) -> None:
+        if self.process.poll() is not None:
+            status = self.process.returncode
+            raise ClientError(f"tritonserver ended with status {status}; {self.last_lines()}")
+
+    def last_lines(self) -> str:
+        tail = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+        return f"its last lines: {' | '.join(tail)}"
+
+
 @contextlib.contextmanager
-def _serving(server: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Start the server; yield its process and its gRPC port, and end it."""
+def _serving(server: Path, folder: Path) -> Iterator[_Server]:
+    """Start the server, and end it."""
     port = _free_port()
     command = [
         str(server),
@@ -202,7 +224,8 @@ def _serving(server: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
     # The launcher of .triton names it by a path that Triton can read.
     if not (root / "libexec").is_dir():
         command.append(f"--backend-directory={root / 'backends'}")
-    with (folder / "server.log").open("wb") as log:
+    place = folder / "server.log"
+    with place.open("wb") as log:
         try:
             # In a session of its own: Ctrl-C ends it through this program only.
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -211,7 +234,7 @@ def _serving(server: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
                 f"{server} cannot be started: {error.strerror}; name another with --tritonserver"
             ) from error
     try:
-        yield process, port
+        yield _Server(process, port, place)
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_EXIT_SECONDS)
@@ -225,8 +248,12 @@ def _serving(server: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end this block as Ctrl-C does, so that the server ends, too."""
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
     numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
     finally:
@@ -243,34 +270,25 @@ def _free_port() -> int:
             return port
 
 
-def _require_running(process: subprocess.Popen[bytes], log: Path) -> None:
-    if process.poll() is not None:
-        raise ClientError(
-            f"tritonserver ended with status {process.returncode}; {_last_lines(log)}"
-        )
-
-
-def _last_lines(log: Path) -> str:
-    tail = log.read_text(errors="replace").strip().splitlines()[-5:]
-    return f"its last lines: {' | '.join(tail)}"
-
-
 async def _measure(
-    process: subprocess.Popen[bytes], log: Path, port: int, concurrency: int, count: int
-) -> tuple[Calibration, overhead.Overhead]:
+    server: _Server,
+    concurrency: int,
+    count: int,
+    calibration: Calibration,
+    watched: overhead.Overhead,
+) -> None:
     parameters = {"first_ms": _FIRST_MS, "gap_ms": _GAP_MS, "max_tokens": _TOKENS}
-    calibration = Calibration()
-    endpoint = Endpoint(f"127.0.0.1:{port}", "vllm", stream_timeout=_ANSWER_SECONDS)
+    endpoint = Endpoint(f"127.0.0.1:{server.port}", "vllm", stream_timeout=_ANSWER_SECONDS)
     async with client_for("triton")(endpoint) as client:
         until = time.monotonic() + _READY_SECONDS
         while True:
-            _require_running(process, log)
+            server.require_running()
             try:
                 await client.require_model(("text_input",))
                 break
             except ClientError as error:
                 if time.monotonic() > until:
-                    raise ClientError(f"{error}; {_last_lines(log)}") from error
+                    raise ClientError(f"{error}; {server.last_lines()}") from error
                 await asyncio.sleep(_POLL_SECONDS)
 
         async def send(number: int, done: loops.Done) -> None:
@@ -279,7 +297,5 @@ async def _measure(
             await loops.closed_loop([client] * min(concurrency, number), singles, done)
 
         await send(max(_WARM_UPS, concurrency), lambda _: None)
-        watched = overhead.Overhead()
         async with overhead.watch(watched):
             await send(count, calibration.add)
-    return calibration, watched

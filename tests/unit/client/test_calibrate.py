@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import client
+from loadtest import calibrate
 from loadtest.calibrate import Calibration
 from loadtest.errors import ClientError
 from loadtest.record import Outcome, Record, Request
 from support.patience import LIMIT, wait_for
 from support.repositories import client_command
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 REQUEST = Request(0, "x", {}, stream=True)
 
@@ -70,12 +78,18 @@ def test_without_a_tritonserver_the_remedy_is_said(tmp_path: Path, capsys: pytes
     assert "tritonserver ended with status 3; its last lines: it has no licence" in capsys.readouterr().err
 
 
-def test_a_client_that_is_told_to_end_ends_its_server(tmp_path: Path) -> None:
-    """SIGTERM, as from a supervisor: no server and no folder is left."""
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A server that is never ready, next to a model's configuration and to the file with its process id."""
     (tmp_path / "config.pbtxt").touch()
     program = tmp_path / "tritonserver"
     program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/pid\nexec sleep 600\n")
     program.chmod(0o755)
+    return program
+
+
+def test_a_client_that_is_told_to_end_ends_its_server(tmp_path: Path, program: Path) -> None:
+    """SIGTERM, as from a supervisor: no server and no folder is left."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     command = client_command("--calibrate", str(tmp_path), "--tritonserver", str(program))
@@ -85,3 +99,24 @@ def test_a_client_that_is_told_to_end_ends_its_server(tmp_path: Path) -> None:
     assert running.wait(LIMIT) == 130
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
     assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_raises_nothing_inside_grpc(
+    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """There, an exception can end the program with SIGSEGV: what runs is cancelled where it waits."""
+    went_on = []
+
+    @contextlib.asynccontextmanager
+    async def connect(_: object) -> AsyncIterator[None]:
+        os.kill(os.getpid(), number)
+        went_on.append(True)
+        await asyncio.sleep(LIMIT)
+        yield
+
+    monkeypatch.setattr(calibrate, "client_for", lambda _: connect)
+    options = argparse.Namespace(calibrate=tmp_path, tritonserver=program, max_concurrency=None, num_prompts=None)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.calibrate(options)
+    assert went_on
