@@ -30,7 +30,6 @@ from loadtest.measures import e2el, itls, ttft
 from loadtest.prompts import CHECKOUT
 from loadtest.record import Outcome, Record, Request
 from loadtest.samples import Samples
-from loadtest.shape import until_interrupt
 
 if TYPE_CHECKING:
     import argparse
@@ -142,14 +141,16 @@ def calibrate(options: argparse.Namespace) -> list[str]:
     server = _find_server(options.tritonserver)
     concurrency = options.max_concurrency or _CONCURRENCY
     count = options.num_prompts or _REQUESTS
-    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="loadtest_") as folder:
-        _place_model(options.calibrate, Path(folder, "models", "vllm"))
-        with _serving(server, Path(folder)) as running:
-            found, client = Calibration(), overhead.Overhead()
-            measuring = _measure(running, concurrency, count, found, client)
-            # A KeyboardInterrupt inside gRPC can end this program with SIGSEGV.
-            if asyncio.run(until_interrupt(measuring, stop=lambda: None)):
-                raise KeyboardInterrupt
+    signals = _Signals()
+    try:
+        with signals.noted(), tempfile.TemporaryDirectory(prefix="loadtest_") as folder:
+            _place_model(options.calibrate, Path(folder, "models", "vllm"))
+            with _serving(server, Path(folder), signals) as running:
+                found, client = asyncio.run(_measure(running, concurrency, count))
+    finally:
+        # Without its server, the measurement has failed somehow.
+        if signals.came:
+            raise KeyboardInterrupt
     head = f"{count} answers of {_TOKENS} tokens, {concurrency} at a time, from {server}"
     reasons = [f"The client was the bottleneck: {reason}" for reason in client.reasons()]
     return [head, *found.lines(), *reasons]
@@ -208,8 +209,48 @@ class _Server:
         return f"its last lines: {' | '.join(tail)}"
 
 
+@dataclass
+class _Signals:
+    """Notes the signals that end this program, and ends the server at once.
+
+    They raise no exception. Inside gRPC, one can end this program with SIGSEGV. Between the start
+    of the server and its end, one can leave the server running.
+
+    Attributes:
+        came: whether there was one.
+        server: the process to end, once it is started.
+    """
+
+    came: bool = False
+    server: subprocess.Popen[bytes] | None = None
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note Ctrl-C, SIGTERM and SIGHUP in this block, unless they are ignored (nohup)."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.getsignal(number) for number in numbers}
+        taken = [number for number in numbers if before[number] is not signal.SIG_IGN]
+        for number in taken:
+            signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            for number in taken:
+                signal.signal(number, before[number])
+
+    def _note(self, *_: object) -> None:
+        self.came = True
+        self.end_server()
+
+    def end_server(self) -> None:
+        """End the server and its stub, which have nothing to keep."""
+        if self.server and self.server.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.server.pid, signal.SIGKILL)
+
+
 @contextlib.contextmanager
-def _serving(server: Path, folder: Path) -> Iterator[_Server]:
+def _serving(server: Path, folder: Path, signals: _Signals) -> Iterator[_Server]:
     """Start the server, and end it."""
     port = _free_port()
     command = [
@@ -233,32 +274,19 @@ def _serving(server: Path, folder: Path) -> Iterator[_Server]:
             raise InputError(
                 f"{server} cannot be started: {error.strerror}; name another with --tritonserver"
             ) from error
+    signals.server = process
     try:
+        # A signal may have come before there was a server to end.
+        if signals.came:
+            raise KeyboardInterrupt
         yield _Server(process, port, place)
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_EXIT_SECONDS)
     finally:
-        # After an error, or if it hangs: the server and its stub, which have nothing to keep.
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this block as Ctrl-C does, so that the server ends, too."""
-
-    def interrupt(*_: object) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        # After an error, or if it hangs.
+        signals.end_server()
+        process.wait()
 
 
 def _free_port() -> int:
@@ -271,13 +299,10 @@ def _free_port() -> int:
 
 
 async def _measure(
-    server: _Server,
-    concurrency: int,
-    count: int,
-    calibration: Calibration,
-    watched: overhead.Overhead,
-) -> None:
+    server: _Server, concurrency: int, count: int
+) -> tuple[Calibration, overhead.Overhead]:
     parameters = {"first_ms": _FIRST_MS, "gap_ms": _GAP_MS, "max_tokens": _TOKENS}
+    calibration = Calibration()
     endpoint = Endpoint(f"127.0.0.1:{server.port}", "vllm", stream_timeout=_ANSWER_SECONDS)
     async with client_for("triton")(endpoint) as client:
         until = time.monotonic() + _READY_SECONDS
@@ -297,5 +322,7 @@ async def _measure(
             await loops.closed_loop([client] * min(concurrency, number), singles, done)
 
         await send(max(_WARM_UPS, concurrency), lambda _: None)
+        watched = overhead.Overhead()
         async with overhead.watch(watched):
             await send(count, calibration.add)
+    return calibration, watched

@@ -129,13 +129,16 @@ def test_the_table_of_waits_is_that_of_its_runs():
     for label, cells in rows_of("docs/speed.md", "waits", 6).items():
         waits: dict[str, list[tuple[float, float]]] = {}
         rows = measured(cells[-1].strip("`"))["rows"]
+        assert {row["kind"] for row in rows} == {label}
+        refused = {row["name"] for row in rows if row["attack"]["reason"]}
         for row in rows:
             waits.setdefault(row["name"], []).append((row["attack"]["wait"], row["clients"]["wait"]))
         pairs = [[median(side) for side in zip(*rounds, strict=True)] for rounds in waits.values()]
         worse = max(one - many for one, many in pairs)
         most = [max(side) for side in zip(*pairs, strict=True)]
-        most += [worse, max(row["attack"]["wait"] for row in before if row["kind"] == rows[0]["kind"])]
-        expected[label] = [str(len(pairs)), *(f"{value:.2f}" for value in most), cells[-1]]
+        old = max(row["attack"]["wait"] for row in before if row["kind"] == label)
+        shown_most = [f"{most[0]:.2f}", f"{most[1]:.2f}", f"{worse:+.2f}", f"{old:.2f}"]
+        expected[label] = [f"{len(pairs)}, {len(refused)}", *shown_most, cells[-1]]
         assert {len(rounds) for rounds in waits.values()} == {3}
     assert rows_of("docs/speed.md", "waits", 6) == expected
     assert len(expected) == 4

@@ -101,22 +101,60 @@ def test_a_client_that_is_told_to_end_ends_its_server(tmp_path: Path, program: P
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_raises_nothing_inside_grpc(
-    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    """There, an exception can end the program with SIGSEGV: what runs is cancelled where it waits."""
-    went_on = []
+class Client:
+    """Gets a signal where gRPC would be at work, and counts how often it goes on; a call that is cancelled has failed."""
+
+    def __init__(self, where: str, number: signal.Signals) -> None:
+        self.where = where
+        self.number = number
+        self.signals = self.went_on = 0
 
     @contextlib.asynccontextmanager
-    async def connect(_: object) -> AsyncIterator[None]:
-        os.kill(os.getpid(), number)
-        went_on.append(True)
-        await asyncio.sleep(LIMIT)
-        yield
+    async def connected(self, _: object) -> AsyncIterator[Client]:
+        self.at("connect")
+        yield self
 
-    monkeypatch.setattr(calibrate, "client_for", lambda _: connect)
+    def at(self, where: str) -> None:
+        if self.where == where:
+            self.signals += 1
+            os.kill(os.getpid(), self.number)
+            self.went_on += 1
+
+    async def require_model(self, _: object) -> None:
+        if self.where == "connect":
+            raise ClientError("it is not ready")
+
+    async def ask(self, _: Request, record: Record) -> None:
+        self.at("ask")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+        record.fail("connection", "it is gone")
+
+
+@pytest.mark.parametrize("where", ["connect", "ask"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_raises_nothing_inside_grpc(
+    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: signal.Signals
+) -> None:
+    """There, an exception can end the program with SIGSEGV. It ends as after Ctrl-C, and so does the server."""
+    asked = Client(where, number)
+    monkeypatch.setattr(calibrate, "client_for", lambda _: asked.connected)
     options = argparse.Namespace(calibrate=tmp_path, tritonserver=program, max_concurrency=None, num_prompts=None)
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with pytest.raises(KeyboardInterrupt):
         calibrate.calibrate(options)
-    assert went_on
+    assert asked.went_on == asked.signals > 0
+    assert before == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+
+def test_what_the_user_ignores_is_ignored() -> None:
+    """As nohup has it for SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals = calibrate._Signals()
+        with signals.noted():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not signals.came
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
