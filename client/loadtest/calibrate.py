@@ -148,7 +148,7 @@ def calibrate(options: argparse.Namespace) -> list[str]:
             with _serving(server, Path(folder), signals) as running:
                 found, client = asyncio.run(_measure(running, concurrency, count))
     finally:
-        # Without its server, the measurement has failed somehow.
+        # The handler has ended the server. So the measurement may have failed with any error.
         if signals.came:
             raise KeyboardInterrupt
     head = f"{count} answers of {_TOKENS} tokens, {concurrency} at a time, from {server}"
@@ -213,8 +213,8 @@ class _Server:
 class _Signals:
     """Notes the signals that end this program, and ends the server at once.
 
-    They raise no exception. Inside gRPC, one can end this program with SIGSEGV. Between the start
-    of the server and its end, one can leave the server running.
+    The handler raises no exception. Inside gRPC, an exception can end this program with SIGSEGV.
+    Elsewhere, it can leave the server running.
 
     Attributes:
         came: whether there was one.

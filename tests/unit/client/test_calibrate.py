@@ -102,7 +102,7 @@ def test_a_client_that_is_told_to_end_ends_its_server(tmp_path: Path, program: P
 
 
 class Client:
-    """Gets a signal where gRPC would be at work, and counts how often it goes on; a call that is cancelled has failed."""
+    """Gets a signal where gRPC would be at work, and counts how often it goes on. A cancelled call has failed."""
 
     def __init__(self, where: str, number: signal.Signals) -> None:
         self.where = where
@@ -136,11 +136,11 @@ class Client:
 def test_a_signal_raises_nothing_inside_grpc(
     tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: signal.Signals
 ) -> None:
-    """There, an exception can end the program with SIGSEGV. It ends as after Ctrl-C, and so does the server."""
+    """An exception there can end the program with SIGSEGV. The program ends as after Ctrl-C."""
     asked = Client(where, number)
     monkeypatch.setattr(calibrate, "client_for", lambda _: asked.connected)
     options = argparse.Namespace(calibrate=tmp_path, tritonserver=program, max_concurrency=None, num_prompts=None)
-    # the tests themselves may run under nohup, which has it ignored
+    # under nohup, pytest itself ignores SIGHUP
     before = signal.signal(number, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
