@@ -66,6 +66,7 @@ SINCE: Mapping[str, str] = {
     "disable_envs_cache": "0.20",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": OLDEST,
     "DEFAULT_LOGGING_CONFIG": OLDEST,
+    "set_torch_threads_for_runtime": "0.32",
     "create_sample_logprobs": "0.12",
     "InputStreamError": "0.15",  # used where GracefulHTTPError is missing
     # The other names of vLLM's own server, `vllm_api.openai`.

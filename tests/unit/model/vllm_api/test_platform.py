@@ -1,4 +1,4 @@
-"""What vLLM's processes are given on a CPU, where a compiler may be missing."""
+"""What vLLM's processes are given: on a CPU, where a compiler may be missing, and on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from triton_vllm.vllm_api import platform
+from triton_vllm.vllm_api.platform import THREADS
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
@@ -15,6 +16,23 @@ def test_only_a_cpu_goes_on_without_a_compiler(monkeypatch, on_cpu):
     """On a GPU an error of the compiler is not to be hidden."""
     monkeypatch.setattr(platform, "runs_on_cpu", lambda: on_cpu)
     assert ("TORCHDYNAMO_SUPPRESS_ERRORS" in platform.child_environment()) == on_cpu
+    assert ("TORCHINDUCTOR_VEC_ISA_OK" in platform.child_environment()) == on_cpu
+
+
+@pytest.mark.parametrize(
+    ("old", "on_cpu", "given", "threads"),
+    [(True, False, {}, 1), (True, False, {THREADS: "4"}, None), (True, True, {}, None), (False, False, {}, None)],
+    ids=["old", "chosen", "CPU", "new"],
+)
+def test_an_old_vllm_computes_with_one_thread_on_a_gpu(monkeypatch, old, on_cpu, given, threads):
+    """A newer one does so itself; and the operator's number is kept."""
+    set_to: list[int] = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(set_num_threads=set_to.append))
+    monkeypatch.setattr(platform, "runs_on_cpu", lambda: on_cpu)
+    environment = dict(given)
+    platform.limit_threads(SimpleNamespace(limits_threads=not old), environment)
+    assert set_to == ([threads] if threads else [])
+    assert environment == ({THREADS: str(threads)} if threads else given)
 
 
 def nvml(*shares: int) -> SimpleNamespace:

@@ -262,6 +262,7 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
     os.environ.update(processes.variables)
     for name, value in vllm_api.child_environment().items():
         os.environ.setdefault(name, value)
+    vllm_api.limit_threads(vllm, os.environ)
     if in_engine_core is None:
         return {}
     return {**processes.arguments, "worker_extension_cls": CPU_WORKER}

@@ -56,6 +56,7 @@ from triton_vllm.vllm_api.parts import Vllm, load
 from triton_vllm.vllm_api.platform import (
     child_environment,
     devices_compute,
+    limit_threads,
     prometheus_families,
     runs_on_cpu,
     supports_ray,

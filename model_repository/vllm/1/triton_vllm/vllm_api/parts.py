@@ -41,6 +41,7 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "disable_envs_cache": ("vllm.envs",),
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": ("vllm.envs",),
     "DEFAULT_LOGGING_CONFIG": ("vllm.logger",),
+    "set_torch_threads_for_runtime": ("vllm.utils.torch_utils",),
 }
 
 
@@ -60,6 +61,7 @@ class Vllm:
         step_timeout_s: after how many seconds without an answer to a step vLLM takes a worker to
             be lost.
         logging_config: vLLM's own logging configuration.
+        limits_threads: whether vLLM itself computes with one CPU thread of Torch on a GPU.
     """
 
     version: str
@@ -87,6 +89,7 @@ class Vllm:
     media_io: Mapping[str, Any]
     step_timeout_s: float = 300.0
     logging_config: Mapping[str, Any] | None = None
+    limits_threads: bool = True
 
 
 def load() -> Vllm:
@@ -122,6 +125,7 @@ def load() -> Vllm:
         disable_envs_cache=optional["disable_envs_cache"],
         step_timeout_s=float(optional["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] or Vllm.step_timeout_s),
         logging_config=optional["DEFAULT_LOGGING_CONFIG"],
+        limits_threads=optional["set_torch_threads_for_runtime"] is not None,
         media_io={kind: optional[f"{kind.title()}MediaIO"] for kind in ("image", "audio", "video")},
     )
 
