@@ -277,5 +277,7 @@ def test_engine_arguments_fit_the_machine(request_: SmokeRequest) -> None:
     cpu, gpu = engine_args(request_), engine_args(replace(request_, gpu=True))
     assert (cpu["dtype"], gpu["dtype"]) == ("float32", "float16")
     assert cpu["gpu_memory_utilization"] == gpu["gpu_memory_utilization"] < 0.5
+    assert cpu["kv_cache_memory_bytes"] == 2**30
+    assert "kv_cache_memory_bytes" not in gpu
     assert "gpu_memory_utilization" not in engine_args(replace(request_, engine_model="facebook/opt-125m", gpu=True))
     assert cpu["model"] == gpu["model"] == request_.engine_model
