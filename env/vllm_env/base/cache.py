@@ -6,6 +6,7 @@ An entry is renamed into place, so it is either complete or absent. These are th
     conda/                packages and the local channel
     wheels/, sources/     pinned wheels and the sources that they are built from
     prefixes/KEY/         conda prefixes with their wheels
+    bytecode/KEY/         the compiled sources of a wheel
     archives/KEY.tar.gz   packed prefixes
     stubs/KEY/            stubs built from source
     standins/KEY/         models for the smoke run
@@ -37,6 +38,7 @@ _LIMIT_BYTES = 40 * 2**30
 # The entries that may be evicted. Locks and conda packages are not counted, and stay.
 _KINDS = (
     "prefixes/*",
+    "bytecode/*",
     "archives/*.json",
     "stubs/*",
     "standins/*",

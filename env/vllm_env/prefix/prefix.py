@@ -4,21 +4,17 @@ The steps, in this order: conda packages, wheels, the hook that replaces activat
 missing libraries, removal of this build's paths and times, bytecode.
 """
 
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_env import inside
 from vllm_env.base import report
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.filesystem import put_in_place, require_space
-from vllm_env.base.machine import NEUTRAL_PREFIX
-from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import install_layer
 from vllm_env.lock.pylock import Lock
 
+from .bytecode import compile_prefix
 from .file_owners import check_clashes, find_clashes, read_installed
 from .machine_libraries import add_libraries, newer_glibc, with_dependencies
 from .needed_libraries import check_missing_libraries, find_needed_libraries
@@ -29,7 +25,7 @@ from .relocate import install_runtime, make_relocatable, set_times, site_package
 # relocate.py copies into it (inside/runtime_hook.py), or through a variable of a step (the hash
 # seed). Otherwise filled caches go on giving the old content. The key has no digests of the
 # sources: a new comment there would make every user build 2 to 8 GB again.
-_FORMAT = 3
+_FORMAT = 4
 # An unpacked prefix has about 3.3 GB (cpu) or 8.2 GB (cuda).
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}
 """Free bytes needed to make a prefix, by profile."""
@@ -113,7 +109,7 @@ def make_prefix(
         # Bytecode records the time of its source, so the times are set first, and again for the
         # bytecode files.
         set_times(prefix)
-        _compile(prefix)
+        compile_prefix(workspace, prefix, lock.python, distributions.values())
         set_times(prefix)
         # Later builds use only a prefix that has this file.
         (entry / ".complete").touch()
@@ -158,28 +154,3 @@ def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> No
     for library in newer_glibc(copies, needs):
         version = ".".join(map(str, library.glibc))
         report.note(f"{library.soname} of this machine makes the environment need glibc {version}")
-
-
-def _compile(prefix: Path) -> None:
-    # -S: neither the user's packages nor the environment's own hook take part. Not -I, which also
-    # ignores the hash seed. So the user's variables go, such as PYTHONPYCACHEPREFIX.
-    python = [prefix / "bin" / "python", "-S"]
-    variables = {name: "" for name in os.environ if name.startswith("PYTHON")}
-    # Python 3.10 writes a set of constants in the order of its hashes. Without a fixed seed, the
-    # bytecode would differ from build to build. Python 3.11 and newer sort the set.
-    variables["PYTHONHASHSEED"] = "0"
-    run(
-        [*python, inside.FOLDER / "compile_tree.py", prefix, NEUTRAL_PREFIX, os.cpu_count() or 1],
-        what="compile the environment to bytecode",
-        env=variables,
-        on_line=_show_compiled,
-    )
-
-
-def _show_compiled(line: str) -> None:
-    # compile_tree.py prints "DONE TOTAL" after each chunk of files.
-    progress = re.fullmatch(r"(\d+) (\d+)", line.strip())
-    if progress:
-        done, total = map(int, progress.groups())
-        # Bytecode is the last part of the progress, from 0.4 to 1.
-        report.step(f"bytecode {done}/{total}", fraction=0.4 + 0.6 * done / max(1, total))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,8 +28,11 @@ def _compile(folder: Path, workers: int) -> tuple[dict[str, bytes], str]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
         os.utime(folder / name, (1_577_836_800, 1_577_836_800))
+    # a source each
+    chunks = folder.with_name(f"{folder.name}.json")
+    chunks.write_text(json.dumps([[name] for name in _SOURCES if name.startswith("lib/")]))
     output = subprocess.check_output(
-        [sys.executable, "-I", "-S", compile_tree.__file__, folder, "/opt/neutral", str(workers)],
+        [sys.executable, "-I", "-S", compile_tree.__file__, folder, "/opt/neutral", chunks, str(workers)],
         text=True,
         env={"PYTHONHASHSEED": "0"},
     )
@@ -46,5 +50,5 @@ def test_equal_sources_give_equal_bytecode_in_any_folder(tmp_path: Path) -> None
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     """A line DONE TOTAL after each chunk; sources that do not compile count as done."""
-    _, output = _compile(tmp_path, 2)
-    assert output.splitlines()[-1] == "5 5"
+    _, output = _compile(tmp_path / "prefix", 2)
+    assert output.splitlines() == [f"{done} 5" for done in range(1, 6)]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import workspace_in
-from vllm_env import inside
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.lock.pylock import LockedWheel
-from vllm_env.prefix import prefix as module
 from vllm_env.prefix.prefix import make_prefix, prefix_key
 
 if TYPE_CHECKING:
@@ -57,18 +54,3 @@ def test_a_prefix_without_its_mark_is_not_whole(
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
     with pytest.raises(VllmEnvError, match=f"the environment needs {needed}"):
         make_prefix(workspace_in(tmp_path), lock)
-
-
-def test_bytecode_is_compiled_with_a_fixed_hash_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.10 compiles sets in the order of their hashes. The user's own variables do not count."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    code = "import os, sys; print(sys.flags.hash_randomization, *(name for name in os.environ if name.startswith('PYTHON')))"
-    (tmp_path / "compile_tree.py").write_text(code)
-    monkeypatch.setattr(inside, "FOLDER", tmp_path)
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
-    monkeypatch.setenv("PYTHONHASHSEED", "random")
-    lines: list[str] = []
-    monkeypatch.setattr(module, "_show_compiled", lines.append)
-    module._compile(tmp_path)
-    assert [line.strip() for line in lines] == ["0 PYTHONHASHSEED"]

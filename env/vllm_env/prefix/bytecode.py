@@ -1,0 +1,157 @@
+"""Compile an environment to bytecode; what an earlier build has compiled comes from the cache.
+
+Compiling takes two cores 20 s, a quarter of a build whose wheels are in the cache. Another pin
+shares most of its wheels with the one before.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_env import inside
+from vllm_env.base import report
+from vllm_env.base.cache import key_of, touch
+from vllm_env.base.filesystem import link_or_copy, put_in_place
+from vllm_env.base.machine import EPOCH, NEUTRAL_PREFIX
+from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
+
+from .file_owners import Owned
+from .relocate import site_packages
+
+# Raise it when the same sources give other bytecode: through compile_tree.py, or a variable below.
+_FORMAT = 1
+# Sources that one process compiles. marshal marks a string by how often its process holds it, so
+# earlier files show in the bytecode: one file in 25,000 differed between two builds. A chunk has
+# files of one package only, so the bytecode of a package is always the same.
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sources that are compiled together: those of one package.
+
+    Attributes:
+        sources: their paths, relative to the prefix and sorted.
+        key: the key of their bytecode in the cache. None if it is not kept.
+    """
+
+    sources: tuple[str, ...]
+    key: str | None
+
+    def compiled(self, tag: str) -> list[str]:
+        """Return the paths of the bytecode, relative to the prefix, in the order of the sources."""
+        folders_and_names = map(os.path.split, self.sources)
+        return [f"{f}/__pycache__/{name[:-3]}.{tag}.pyc" for f, name in folders_and_names]
+
+
+def compile_prefix(
+    workspace: Workspace, prefix: Path, python: str, packages: Iterable[Owned]
+) -> None:
+    """Compile every source of a prefix. The times of all sources must be EPOCH.
+
+    Args:
+        workspace: the cache.
+        prefix: the prefix.
+        python: the version of its interpreter.
+        packages: the files of each installed wheel.
+    """
+    tag = "cpython-" + "".join(python.split(".")[:2])
+    groups = _groups(prefix, python, packages)
+    new = [group for group in groups if not _take(workspace, prefix, group, tag)]
+    _compile(prefix, new)
+    for group in new:
+        _keep(workspace, prefix, group, tag)
+
+
+def _groups(prefix: Path, python: str, packages: Iterable[Owned]) -> list[_Group]:
+    place = site_packages(prefix).relative_to(prefix)
+    everything = set(_sources(prefix))
+    owned = [
+        {f"{place}/{path}": digest for path, digest in package.files.items()}
+        for package in packages
+    ]
+    # The last of several owners has overwritten the others' file.
+    owners = Counter(path for files in owned for path in files)
+    groups = []
+    for files in owned:
+        own = sorted(path for path in files if path in everything and owners[path] == 1)
+        if own:
+            digests = [(path, files[path]) for path in own]
+            groups.append(_Group(tuple(own), key_of(_FORMAT, python, EPOCH, digests)))
+            everything.difference_update(own)
+    # The interpreter's own, and the few that the builder writes.
+    groups.append(_Group(tuple(sorted(everything)), None))
+    return groups
+
+
+def _sources(prefix: Path) -> list[str]:
+    paths = []
+    for folder, _, files in os.walk(prefix / "lib"):
+        inner = os.path.relpath(folder, prefix)
+        paths += [f"{inner}/{file}" for file in files if file.endswith(".py")]
+    return paths
+
+
+def _take(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> bool:
+    """Link a group's bytecode from the cache; return whether the cache has it."""
+    entry = workspace.cache.path("bytecode", group.key or "none")
+    if not entry.is_dir():
+        return False
+    for number, file in enumerate(group.compiled(tag)):
+        # A source that does not compile has none.
+        if (entry / f"{number}.pyc").is_file():
+            (prefix / file).parent.mkdir(exist_ok=True)
+            link_or_copy(str(entry / f"{number}.pyc"), str(prefix / file))
+    touch(entry)
+    return True
+
+
+def _keep(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> None:
+    """Link a group's bytecode into the cache."""
+    if not group.key:
+        return
+    with workspace.cache.staging() as staging:
+        entry = staging / "entry"
+        entry.mkdir()
+        for number, file in enumerate(group.compiled(tag)):
+            if (prefix / file).is_file():
+                link_or_copy(str(prefix / file), str(entry / f"{number}.pyc"))
+        put_in_place(entry, workspace.cache.path("bytecode", group.key))
+
+
+def _compile(prefix: Path, groups: list[_Group]) -> None:
+    chunks = [
+        group.sources[start : start + _CHUNK]
+        for group in groups
+        for start in range(0, len(group.sources), _CHUNK)
+    ]
+    # -S: neither the user's packages nor the environment's own hook take part. Not -I, which also
+    # ignores the hash seed. So the user's variables go, such as PYTHONPYCACHEPREFIX.
+    program = [prefix / "bin" / "python", "-S", inside.FOLDER / "compile_tree.py"]
+    variables = {name: "" for name in os.environ if name.startswith("PYTHON")}
+    # Python 3.10 writes a set of constants in the order of its hashes. Without a fixed seed, the
+    # bytecode would differ from build to build. Python 3.11 and newer sort the set.
+    variables["PYTHONHASHSEED"] = "0"
+    job = prefix.parent / "chunks.json"
+    job.write_text(json.dumps(chunks), "utf-8")
+    run(
+        [*program, prefix, NEUTRAL_PREFIX, job, os.cpu_count() or 1],
+        what="compile the environment to bytecode",
+        env=variables,
+        on_line=_show_compiled,
+    )
+    job.unlink()
+
+
+def _show_compiled(line: str) -> None:
+    # compile_tree.py prints "DONE TOTAL" after each chunk of files.
+    progress = re.fullmatch(r"(\d+) (\d+)", line.strip())
+    if progress:
+        done, total = map(int, progress.groups())
+        # Bytecode is the last part of the progress, from 0.4 to 1.
+        report.step(f"bytecode {done}/{total}", fraction=0.4 + 0.6 * done / max(1, total))
