@@ -246,11 +246,13 @@ def with_uv(
     from_where = config.uv_arguments()
     if sources:
         from_where = ["--offline", "--no-index", *sources[sources.index("--find-links") :]]
-    # Copied and not linked: root gives the files to the owner of the checkout, and that user could
-    # then write to root's cache.
-    # Compiled now: builds by root write no bytecode into a user's checkout, and would compile all
-    # imports each time.
-    options = ["--no-config", "--link-mode", "copy", "--compile-bytecode", "--require-hashes"]
+    options = ["--no-config", "--link-mode", "hardlink", "--require-hashes"]
+    if serves_another():
+        # Copied and not linked: root gives the files to the owner of the checkout, and that user
+        # could then write to root's cache.
+        # Compiled now: builds by root write no bytecode into a user's checkout, and would compile
+        # all imports each time.
+        options = ["--no-config", "--link-mode", "copy", "--compile-bytecode", "--require-hashes"]
     python = folder / "bin" / "python"
     command = [folder / "bin" / "uv", "pip", "install", "--python", python, *options, *from_where]
     environment = {**without_uv_settings(), **config.uv_environment()}
@@ -302,13 +304,17 @@ def become(folder: Path, arguments: list[str]) -> NoReturn:
     os.set_inheritable(handle, True)  # noqa: FBT003 - the standard library's order
     environment = {**os.environ, "PYTHONPATH": str(ENV)}
     # Root must leave no __pycache__ in a user's checkout, and a dry run none at all.
-    is_foreign = os.geteuid() == 0 and owner_of(ENV).uid != 0
-    if is_foreign or "--dry-run" in arguments:
+    if serves_another() or "--dry-run" in arguments:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [str(folder / "bin" / "python"), "-c", RUN, "vllm_env", *arguments]
     # The packager, too, takes a Ctrl-C only after its imports (interrupts.py).
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     os.execve(command[0], command, environment)  # noqa: S606 - no shell is wanted
+
+
+def serves_another() -> bool:
+    """Return whether this is root in the checkout of another user, as in a container."""
+    return os.geteuid() == 0 and owner_of(ENV).uid != 0
 
 
 def say(text: str) -> None:
