@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,7 +116,7 @@ class _Build:
         check_server(request, self.lock.spec.profile)
         prefix = self._prefix()
         stub = self._stub(prefix)
-        packed = self._pack(prefix)
+        packed, standin = self._pack(prefix)
         source = request.adoption.source if request.adoption else None
         # A build for a model that was adopted earlier keeps the record of its source.
         origin = str(source) if source else adopted_from(request.model_folder)
@@ -130,7 +131,6 @@ class _Build:
             adopted_from=source,
             stub_libraries=stub.libraries,
         )
-        standin = self._verify(stub, packed, prefix)
         smoke = None
         served: dict[str, Any] = {}
         if request.smoke:
@@ -139,7 +139,10 @@ class _Build:
                 candidate = staging / request.model
                 stage_candidate(built, request.model_folder, request.template, candidate)
                 served = state_before_run(candidate, self.plan.triton.path)
-                smoke = self._smoke(candidate, prefix, standin)
+                serve = partial(self._smoke, candidate, prefix, standin)
+                smoke = self._verify_and_serve(stub, packed, serve)
+        else:
+            self._verify(stub, packed)
         with report.stage("publish"):
             model = publish(workspace, built, request.repository, request.model, request.template)
             report.step(str(model))
@@ -180,10 +183,15 @@ class _Build:
             report.step(f"{stub.origin}, Python {stub.python}, Triton {stub.release}")
         return stub
 
-    def _pack(self, prefix: Prefix) -> Packed:
+    def _pack(self, prefix: Prefix) -> tuple[Packed, Path | None]:
+        """Pack the environment; return the stand-in, too, if the smoke run will serve it."""
         layout = self.request.layout
+        jobs: list[Callable[[], Any]] = [partial(layout.pack, self.workspace, prefix)]
+        # It takes one core for 4 s. What an adopted model serves is known later.
+        if self.request.smoke and not self.request.smoke_model and not self.request.adoption:
+            jobs.append(partial(ensure_standin, self.workspace, prefix.python))
         with report.stage(layout.name):
-            packed = layout.pack(self.workspace, prefix)
+            packed, *standins = together(*jobs)
             environment = packed.environment
             step = "the environment as it is"
             # An unpacked environment has no size of its own.
@@ -192,10 +200,30 @@ class _Build:
                 unpacked = f"{environment.unpacked / 1e9:.2f} GB unpacked"
                 step = f"{reused}{environment.size / 1e6:.0f} MB, {unpacked}"
             report.step(step)
-        return packed
+        return packed, standins[0] if standins else None
 
-    def _verify(self, stub: Stub, packed: Packed, prefix: Prefix) -> Path | None:
-        """Check the environment; return the stand-in if it was made meanwhile."""
+    def _verify_and_serve(
+        self, stub: Stub, packed: Packed, serve: Callable[[], SmokeResult]
+    ) -> SmokeResult:
+        """Check the environment, and serve the model meanwhile if the layout allows it."""
+        served: Future[SmokeResult] = Future()
+
+        def try_to_serve() -> None:
+            # Told after the checks: what they find is closer to the cause.
+            try:
+                served.set_result(serve())
+            except BaseException as error:  # noqa: BLE001 - raised below
+                served.set_exception(error)
+
+        self._verify(stub, packed, try_to_serve)
+        if not served.done():
+            try_to_serve()
+        return served.result()
+
+    def _verify(
+        self, stub: Stub, packed: Packed, serve: Callable[[], object] | None = None
+    ) -> None:
+        """Check the environment unless it has passed before."""
         workspace = self.workspace
         lock = self.lock
         expected = Expected(
@@ -205,28 +233,21 @@ class _Build:
         with report.stage("verify"):
             if mark.is_file():
                 report.step("passed before")
-                return None
-            layout = self.request.layout
-            triton = self.plan.triton
-            # The smoke run's server, and after it the user's own, then need not unpack again.
-            keep = self.request.smoke
-
-            def check() -> tuple[str, ...]:
-                notes = verify_packed(workspace, layout, packed, expected, triton, keep=keep)
-                # It tells the next build, also if the stand-in fails. An environment that failed is
-                # in the cache, too.
-                write_whole(mark, "")
-                return notes
-
-            jobs: list[Callable[[], Any]] = [check]
-            # It takes one core for 4 s. What an adopted model serves is known later.
-            if self.request.smoke and not self.request.smoke_model and not self.request.adoption:
-                jobs.append(partial(ensure_standin, workspace, prefix.python))
-            notes, *standins = together(*jobs)
+                return
+            notes = verify_packed(
+                workspace,
+                self.request.layout,
+                packed,
+                expected,
+                self.plan.triton,
+                serve=serve,
+            )
+            # It tells the next build, also if the smoke run fails. An environment that failed is
+            # in the cache, too.
+            write_whole(mark, "")
             for note in notes:
                 report.note(note)
             report.step("loader rules, no path of the build, imports without activation")
-            return standins[0] if standins else None
 
     def _prove_again(self, model: Path, manifest: Manifest) -> SmokeResult | None:
         subject = subject_of(self.request, manifest, self.plan.triton)

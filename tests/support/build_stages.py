@@ -47,7 +47,7 @@ class Stages:
     expected: list[Expected] = field(default_factory=list)
     verified: list[Packed] = field(default_factory=list)
     kept: list[bool] = field(default_factory=list)
-    has_verified: threading.Event = field(default_factory=threading.Event)
+    has_packed: threading.Event = field(default_factory=threading.Event)
 
     def _call(self, name: str) -> None:
         self.called.append(name)
@@ -80,6 +80,7 @@ class Stages:
     def make_stub(self, workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
         """The planned one."""
         self._call("stub")
+        self.has_packed.clear()
         assert plan.prebuilt
         libraries = self.folder / "stub_lib"
         libraries.mkdir(exist_ok=True)
@@ -88,7 +89,10 @@ class Stages:
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """A file in the cache, to which published models are links."""
-        self._call("archive")
+        try:
+            self._call("archive")
+        finally:
+            self.has_packed.set()
         path = workspace.cache.path("archives", f"{self.key}.tar.gz")
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -98,25 +102,31 @@ class Stages:
         return Packed(path, (EnvironmentRecord("vllm_env.tar.gz", digest, path.stat().st_size, members=3, unpacked=10),))
 
     def verify_packed(
-        self, workspace: Workspace, layout: Layout, packed: Packed, expected: Expected, triton: TritonRoot, *, keep: bool
+        self,
+        workspace: Workspace,
+        layout: Layout,
+        packed: Packed,
+        expected: Expected,
+        triton: TritonRoot,
+        *,
+        serve: Callable[[], object] | None,
     ) -> tuple[str, ...]:
         """Has a note for the user about an archive."""
-        self.kept.append(keep)
+        self.kept.append(serve is not None)
         self.expected.append(expected)
         self.verified.append(packed)
-        try:
-            self._call("verify")
-        finally:
-            self.has_verified.set()
+        self._call("verify")
+        if serve:
+            serve()
         return ("a note",) if packed.environment.members else ()
 
     def ensure_standin(self, workspace: Workspace, python: Path) -> Path:
         """A folder."""
         # Both begin at the same time. The order of `called` must not depend on the machine.
         if threading.current_thread() is not threading.main_thread():
-            assert self.has_verified.wait(LIMIT)
-            if self.fails == "verify":
-                raise self.error  # its program is ended with the failed check
+            assert self.has_packed.wait(LIMIT)
+            if self.fails == "archive":
+                raise self.error  # its program is ended with the failed packing
         self._call("stand-in")
         (self.folder / "standin").mkdir(exist_ok=True)
         return self.folder / "standin"

@@ -76,7 +76,7 @@ _group: ContextVar[_Group | None] = ContextVar("group", default=None)
 
 @contextlib.contextmanager
 def ended_together() -> Iterator[None]:
-    """End all programs that :func:`run` runs in threads with this context if the block fails.
+    """End all programs of :func:`grouped` and :func:`run` in threads with this context on failure.
 
     A Ctrl-C reaches the main thread only, and a thread that waits for a program would go on.
     """
@@ -89,6 +89,11 @@ def ended_together() -> Iterator[None]:
         raise
     finally:
         _group.reset(token)
+
+
+def grouped(child: Child) -> contextlib.AbstractContextManager[None]:
+    """Have a program end with the others of :func:`ended_together` while the block runs."""
+    return (_group.get() or _Group()).holding(child)
 
 
 def run(  # noqa: PLR0913 - the argv, and options that most callers leave out
@@ -123,9 +128,8 @@ def run(  # noqa: PLR0913 - the argv, and options that most callers leave out
             raise CommandError(
                 f"Could not {what}: {argv[0]} does not start ({error.strerror}).", remedy=remedy
             ) from error
-        group = _group.get() or _Group()
         # ``with child`` closes the pipe of the output.
-        with child, group.holding(child):
+        with child, grouped(child):
             try:
                 with let_through():
                     output = _read(child, on_line)

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from rich.console import Console as RichConsole
 from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -32,6 +34,18 @@ _COLUMNS = (
 )
 
 
+@dataclass
+class _Stage:
+    """A running stage: its last step, and its row on a terminal."""
+
+    detail: str = ""
+    row: TaskID | None = None
+
+
+# The stage that the caller runs in. A stage may run within another one, in a thread of its own.
+_stage: ContextVar[_Stage | None] = ContextVar("stage", default=None)
+
+
 class Console:
     """Progress and messages on stderr, results on stdout."""
 
@@ -41,36 +55,53 @@ class Console:
         # soft_wrap: a long line stays one line, so that a log can be searched for it.
         self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._live: Progress | None = None
-        self._detail = ""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Show a stage while the block runs; then print a line with its time and its last step."""
         started = time.monotonic()
-        self._detail = ""
-        if self._rich.is_terminal and not self.quiet:
-            self._live = Progress(*_COLUMNS, console=self._rich, transient=True)
-            self._live.add_task(name, total=None, detail="")
-            try:
-                with self._live:
+        stage = _Stage()
+        token = _stage.set(stage)
+        try:
+            if self._rich.is_terminal and not self.quiet:
+                with self._row(name) as stage.row:
                     yield
-            finally:
-                self._live = None
-        else:
-            # A stage may take minutes, and a log without this line would look hung.
-            self.note(f"{name} …")
-            yield
-        detail = f"  {self._detail}" if self._detail else ""
+            else:
+                # A stage may take minutes, and a log without this line would look hung.
+                self.note(f"{name} …")
+                yield
+        finally:
+            _stage.reset(token)
+        detail = f"  {stage.detail}" if stage.detail else ""
         self.note(f"{name:<10} {time.monotonic() - started:6.1f} s{detail}")
 
-    def step(self, text: str, fraction: float | None = None) -> None:
-        """Show the current step of the running stage, and its progress from 0 to 1."""
-        self._detail = text
+    @contextmanager
+    def _row(self, name: str) -> Iterator[TaskID]:
+        """Show a live row while the block runs, below that of the outer stage if there is one."""
         if self._live:
-            task = self._live.task_ids[0]
-            self._live.update(task, detail=text)
+            row = self._live.add_task(name, total=None, detail="")
+            try:
+                yield row
+            finally:
+                self._live.remove_task(row)
+            return
+        self._live = Progress(*_COLUMNS, console=self._rich, transient=True)
+        try:
+            with self._live:
+                yield self._live.add_task(name, total=None, detail="")
+        finally:
+            self._live = None
+
+    def step(self, text: str, fraction: float | None = None) -> None:
+        """Show the current step of the caller's stage, and its progress from 0 to 1."""
+        stage = _stage.get()
+        if stage is None:
+            return
+        stage.detail = text
+        if self._live and stage.row is not None:
+            self._live.update(stage.row, detail=text)
             if fraction is not None:
-                self._live.update(task, total=1.0, completed=fraction)
+                self._live.update(stage.row, total=1.0, completed=fraction)
 
     def note(self, text: str) -> None:
         """Print a line of progress, unless quiet."""

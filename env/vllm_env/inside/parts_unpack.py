@@ -103,11 +103,16 @@ def use(model: str, tell: Tell | None = None) -> str:
         return _trees[0]
 
 
-def unpack_into(folder: str, parts: str, lock: int | None = None) -> None:
-    """Unpack the whole environment into an empty folder; ``parts`` is the folder of the parts.
+def unpack_into(folder: str, parts: str, lock: int | None = None, packed: str = "") -> None:
+    """Unpack the whole environment into an empty folder.
 
-    The packager calls this. It chooses the folder itself, checks the space, and cleans up. The
-    descriptor ``lock`` stays open in each process that writes to the folder.
+    The packager calls this. It chooses the folder itself, checks the space, and cleans up.
+
+    Args:
+        folder: the empty folder.
+        parts: the folder of the parts.
+        lock: a descriptor that stays open in each process that writes to the folder.
+        packed: the folder that the parts were packed from. Equal files become hard links.
 
     Raises:
         UnpackError: a part is missing or has changed.
@@ -115,7 +120,7 @@ def unpack_into(folder: str, parts: str, lock: int | None = None) -> None:
     """
     facts = _facts()
     _check_parts(facts, parts)
-    _run_workers(facts, parts, folder, _to_stderr, lock)
+    _run_workers(facts, parts, folder, _to_stderr, lock, packed)
 
 
 def _facts() -> Facts:
@@ -233,7 +238,9 @@ def _unpack(tree: str, facts: Facts, parts: str, tell: Tell, handle: int) -> Non
 
 # Processes, because tarfile and the creation of 60,000 files hold the interpreter's lock. 16 cores
 # write 7.6 GB in 8 to 12 s, where tar on one core takes 61 to 74 s (an H200's host).
-def _run_workers(facts: Facts, parts: str, staging: str, tell: Tell, lock: int | None) -> None:
+def _run_workers(
+    facts: Facts, parts: str, staging: str, tell: Tell, lock: int | None, packed: str = ""
+) -> None:
     """Copy the small archive and unpack all parts; the first failure ends this."""
     # The largest first: a large one at the end would keep the other cores waiting.
     jobs = sorted(facts["parts"], key=lambda part: part["unpacked"], reverse=True)
@@ -246,7 +253,8 @@ def _run_workers(facts: Facts, parts: str, staging: str, tell: Tell, lock: int |
         sizes = {pool.submit(_run_worker, lock, "base", _prefix, staging, *OWN): 0}
         for part in jobs:
             file = os.path.join(parts, part["name"])
-            future = pool.submit(_run_worker, lock, "part", file, part["sha256"], staging)
+            job = ("part", file, part["sha256"], staging, packed)
+            future = pool.submit(_run_worker, lock, *job)
             sizes[future] = part["unpacked"]
         try:
             for future in as_completed(sizes):

@@ -1,19 +1,21 @@
 """Does one job of ``parts_unpack.py``: unpacks a part, or copies the small archive, into a folder.
 
-    python parts_worker.py part FILE SHA256 FOLDER
+    python parts_worker.py part FILE SHA256 FOLDER PACKED
     python parts_worker.py base SOURCE FOLDER LEFT_OUT...
 
-This file is copied into the small archive, next to ``parts_unpack.py``, and uses only the standard
-library. If a job fails, the last line on standard error has the reason: an error number with its
-text, or a message for the user.
+PACKED is the folder that the part was packed from, if it is here, else empty: equal files become
+hard links. This file is copied into the small archive, next to ``parts_unpack.py``, and uses only
+the standard library. If a job fails, the last line on standard error has the reason: an error
+number with its text, or a message for the user.
 """
 # This runs for 60,000 files, and os.path is faster than pathlib.
-# ruff: noqa: PTH103, PTH118, PTH120, PTH211
+# ruff: noqa: PTH103, PTH116, PTH118, PTH120, PTH211
 
 import hashlib
 import mmap
 import os
 import shutil
+import stat
 import sys
 import tarfile
 import zlib
@@ -22,7 +24,7 @@ _GZIP = 31  # zlib's number for "a gzip header, and the largest window"
 _BLOCK = 2**18  # compressed bytes inflated at once
 
 
-def unpack_part(file: str, sha256: str, target: str) -> None:
+def unpack_part(file: str, sha256: str, target: str, packed: str) -> None:
     """Unpack a part into the folder ``target`` if its digest is right; else exit with a message."""
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         # The digest comes first: nothing of a changed part may reach the folder.
@@ -35,12 +37,12 @@ def unpack_part(file: str, sha256: str, target: str) -> None:
         with tarfile.open(  # type: ignore[call-overload]
             fileobj=_Inflated(data), mode="r|", bufsize=2**16, copybufsize=2**20
         ) as archive:
-            _extract(archive, target)
+            _extract(archive, target, packed)
 
 
 # tarfile's own extract() would also set owners and check each path. The digest has shown that the
 # part is the build's, whose members are plain files, links and folders.
-def _extract(archive: tarfile.TarFile, target: str) -> None:
+def _extract(archive: tarfile.TarFile, target: str, packed: str) -> None:
     known_folders: set[str] = set()
     umask = os.umask(0)
     os.umask(umask)
@@ -53,7 +55,32 @@ def _extract(archive: tarfile.TarFile, target: str) -> None:
         if member.issym():
             os.symlink(member.linkname, path)
         elif not member.isdir():
-            _write(archive, member, path, umask)
+            # This saves writing 2 to 8 GB when a build checks what it has packed.
+            linked = packed and _link(archive, member, path, os.path.join(packed, member.name))
+            if not linked:
+                _write(archive, member, path, umask)
+
+
+def _link(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, packed: str) -> bool:
+    """Compare a file with the one that was packed, and link that; return False if there is none."""
+    try:
+        status = os.stat(packed)
+    except FileNotFoundError:
+        return False
+    facts = (status.st_size, stat.S_IMODE(status.st_mode), int(status.st_mtime))
+    if facts != (member.size, member.mode, member.mtime):
+        return False
+    source = archive.extractfile(member)
+    with open(packed, "rb") as stream:
+        while source and (piece := source.read(2**20)):
+            if stream.read(len(piece)) != piece:
+                sys.exit(f"{packed} is not the file that was packed. Build it again.")
+    try:
+        os.link(packed, path)
+    # Another file system, or one without links.
+    except OSError:
+        shutil.copy2(packed, path)
+    return True
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, umask: int) -> None:

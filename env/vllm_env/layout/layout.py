@@ -42,6 +42,8 @@ class Packed:
     path: Path
     records: tuple[EnvironmentRecord, ...]
     reused: bool = False
+    # What it was packed from, if that is here.
+    prefix: Path | None = None
 
     @property
     def environment(self) -> EnvironmentRecord:

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Generator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -46,11 +46,12 @@ _UNPACKER = {
 """The code that unpacks the parts: paths in the small site-packages, and files of inside/."""
 # A stub imports NumPy before it calls the model. That must not unpack the parts.
 _UNPACK = """
+import json
 import sys
 import numpy
 assert "_vllm_env_unpack" not in sys.modules
 import _vllm_env_unpack
-_vllm_env_unpack.unpack_into(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
+_vllm_env_unpack.unpack_into(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))
 """
 
 
@@ -71,7 +72,7 @@ class Parts(Archive):
         key = self.key(prefix.key)
         known = find_packed(workspace.cache, key, self.files)
         if known:
-            return known
+            return replace(known, prefix=prefix.path)
         plan = PartsPlan()
         plan_archive(prefix.path, plan)
         unpacked = plan.base.size + sum(part.size for part in plan.parts)
@@ -88,12 +89,16 @@ class Parts(Archive):
                 members=plan.base.members,
                 unpacked=unpacked,
             )
-            return keep_packed(workspace.cache, file, (first, *parts))
+            kept = keep_packed(workspace.cache, file, (first, *parts))
+            return replace(kept, prefix=prefix.path)
 
     def open(
         self, packed: Packed, triton: Path | None, scratch: Path, *, keep: bool = False
     ) -> Generator[Tree, None, None]:
-        """Unpack the small archive as Triton does, and the parts as a model's start does."""
+        """Unpack the small archive as Triton does, and the parts as a model's start does.
+
+        If the prefix is here, its files are compared with those of the parts, and linked.
+        """
         parts = parts_folder(packed.path)
         unpacked = packed.environment.unpacked or 5 * (tree_size(packed.path) + tree_size(parts))
         # A tenth more, for folders, the last blocks of files, and the small archive.
@@ -103,7 +108,7 @@ class Parts(Archive):
         unpack(packed.path, small, triton, packed.environment.members)
         yield Tree(small, complete=False)
         report.step("parts")
-        unpack_into = partial(_unpack_parts, small, parts)
+        unpack_into = partial(_unpack_parts, small, parts, packed.prefix)
         with unpacked_for_servers(small, unpack_into) if keep else nullcontext() as kept:
             whole = kept or scratch / "1"
             if not kept:
@@ -209,17 +214,22 @@ def _describe(
         plan.base.add_bytes(__file__, data, f"{packages}/{name}")
 
 
-def _unpack_parts(small: Path, parts: Path, folder: Path, *lock: int) -> None:
+def _unpack_parts(
+    small: Path, parts: Path, prefix: Path | None, folder: Path, lock: int | None = None
+) -> None:
     """Let the small archive's own code unpack the whole environment into an empty folder.
 
     The descriptor of a lock stays open in each process that writes to the folder.
     """
+    # An older model's code knows no ``packed``, and its prefix is not here.
+    options = {"lock": lock} | ({"packed": str(prefix)} if prefix else {})
     # -B: bytecode written here would name this machine's folders, and become a part of the whole
     # environment.
+    program = [small / "bin" / "python", "-B", "-c", _UNPACK]
     run(
-        [small / "bin" / "python", "-B", "-c", _UNPACK, folder, parts, *lock],
+        [*program, folder, parts, json.dumps(options)],
         what="unpack the parts",
-        pass_fds=lock,
+        pass_fds=() if lock is None else (lock,),
         env={"PATH": os.defpath, "HOME": str(small.parent)},
         remedy=REBUILD,
     )

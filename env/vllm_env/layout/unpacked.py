@@ -28,7 +28,7 @@ def unpacked_for_servers(
 ) -> Iterator[Path | None]:
     """Unpack an environment in the folder in which a model's start would unpack it.
 
-    No other process can use it before the block ends. It is removed if the block fails.
+    Servers can use it in the block. It is removed if the block fails.
 
     Args:
         small: the extracted small archive. It has the list of the parts.
@@ -39,12 +39,12 @@ def unpacked_for_servers(
         The environment. None if it is there already, or if no folder can take it.
     """
     facts = json.loads((site_packages(small) / parts_unpack.DESCRIPTION).read_text("utf-8"))
-    with ExitStack() as until_checked:
+    with ExitStack() as until_unpacked:
         place = _place(facts)
         tree = os.path.join(place, facts["key"])  # noqa: PTH118 - as the model's start names it
         try:
             if place:
-                lock = until_checked.enter_context(parts_places.locked(tree))
+                lock = until_unpacked.enter_context(parts_places.locked(tree))
         # A server unpacks it at this moment.
         except OSError:
             place = ""
@@ -58,14 +58,17 @@ def unpacked_for_servers(
         staging = tempfile.mkdtemp(prefix=f"{facts['key']}.", dir=place)
         try:
             unpack(Path(staging), lock)
+            # If it fails its checks, no published model has its key.
+            parts_places.mark(staging, synced=False)
             Path(staging).rename(tree)
-            yield Path(tree)
-            # After the checks: a build that is killed during them must not leave it as whole.
-            parts_places.mark(tree, synced=False)
         except BaseException:
-            for folder in (staging, tree):
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
             raise
+    try:
+        yield Path(tree)
+    except BaseException:
+        shutil.rmtree(tree, ignore_errors=True)
+        raise
     # As a model's start does it, while the build goes on.
     threading.Thread(target=parts_places.sync, args=(tree,), name=SYNC, daemon=True).start()
 

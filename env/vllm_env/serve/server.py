@@ -26,7 +26,7 @@ from vllm_env.base import report
 from vllm_env.base.errors import CommandError
 from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.network import require_loopback
-from vllm_env.base.process import Child, has_ended, start
+from vllm_env.base.process import Child, grouped, has_ended, start
 from vllm_env.triton.root import is_plain
 
 from . import identity, leftovers, processes, server_log
@@ -116,6 +116,7 @@ class TritonServer:
         """The name that the server tells to its clients."""
         self._launch = launch or Launch()
         self._child: Child | None = None
+        self._until_stopped = contextlib.ExitStack()
         self._known: set[psutil.Process] = set()
         self._traces: set[Path] = set()
         self._looked = 0.0
@@ -194,6 +195,7 @@ class TritonServer:
                     self._child = start(
                         self._command(), stdout=sink, env=variables, when_parent_ends=signal.SIGTERM
                     )
+                    self._until_stopped.enter_context(grouped(self._child))
             except OSError as error:
                 raise CommandError(
                     f"{self.binary} does not start: {error.strerror}.",
@@ -336,6 +338,7 @@ class TritonServer:
             processes.end(self.members(), grace=_GRACE_SECONDS)
             self._child.wait()
             self._child = None
+            self._until_stopped.close()
             self._remove_traces()
 
     def _remove_traces(self) -> None:

@@ -8,13 +8,21 @@ from typing import Any
 from vllm_env.base.process import ended_together
 
 
-def together(*checks: Callable[[], Any]) -> list[Any]:
-    """Run checks in a thread each, and return their results in the same order.
+def together(*checks: Callable[[], Any], at_once: int | None = None) -> list[Any]:
+    """Run checks in threads, and return their results in the same order.
 
     If several fail, this raises the error of the first one in this order. After an error or a
-    Ctrl-C, the programs of the others are ended.
+    Ctrl-C, the programs of the others are ended, and checks that wait do not begin.
+
+    Args:
+        *checks: the checks.
+        at_once: how many may run at the same time. None for all.
     """
     # A thread would otherwise neither report to the user's console nor be in the group of programs.
-    with ThreadPoolExecutor(len(checks)) as pool, ended_together():
+    with ThreadPoolExecutor(at_once or len(checks)) as pool, ended_together():
         running = [pool.submit(contextvars.copy_context().run, check) for check in checks]
-        return [check.result() for check in running]
+        try:
+            return [check.result() for check in running]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -7,6 +7,8 @@ imports the modules that vLLM imports later.
 """
 
 import contextlib
+import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -57,7 +59,7 @@ def verify_packed(
     expected: Expected,
     triton: TritonRoot | None = None,
     *,
-    keep: bool = False,
+    serve: Callable[[], object] | None = None,
 ) -> tuple[str, ...]:
     """Open an environment as a server does, and check every tree, up to an import of vLLM.
 
@@ -67,7 +69,9 @@ def verify_packed(
         packed: the environment.
         expected: the expected versions.
         triton: the Triton that will serve it.
-        keep: leave a tree that passed where the first server of this user will look for it.
+        serve: starts a server. It is called while the unpacked environment is checked; but after
+            that if the server unpacks it once more, which needs the same space. A tree that passed
+            is left where this user's servers look for it.
 
     Returns:
         Notes for the user: findings that are not wrong, but cost time at each start.
@@ -79,13 +83,25 @@ def verify_packed(
     with workspace.cache.staging() as scratch:
         root = triton.path if triton else None
         # Closed at once if a check fails: a tree that failed must not stay.
-        with contextlib.closing(layout.open(packed, root, scratch, keep=keep)) as trees:
+        with contextlib.closing(
+            layout.open(packed, root, scratch, keep=serve is not None)
+        ) as trees:
             for tree in trees:
                 # The small archive of the layout ``parts`` holds only the interpreter.
-                if tree.complete:
-                    notes += verify_tree(workspace, tree.path, expected)
-                else:
+                if not tree.complete:
                     _verify_interpreter(workspace, tree.path, expected)
+                    continue
+                if serve and not layout.extracted_space(expected.profile):
+                    # The server needs a core for 17 s, so the checks leave it one.
+                    spare = max(1, (os.cpu_count() or 1) - 1)
+                    check = partial(verify_tree, workspace, tree.path, expected, at_once=spare)
+                    found, _ = together(check, serve)
+                    serve = None
+                else:
+                    found = verify_tree(workspace, tree.path, expected)
+                notes += found
+    if serve:
+        serve()
     return tuple(notes)
 
 
@@ -97,8 +113,16 @@ def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expec
     judge(started, environment, versions={})
 
 
-def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
+def verify_tree(
+    workspace: Workspace, environment: Path, expected: Expected, at_once: int | None = None
+) -> tuple[str, ...]:
     """Check an unpacked environment, up to an import of vLLM.
+
+    Args:
+        workspace: the cache.
+        environment: the environment.
+        expected: the expected versions.
+        at_once: how many checks may run at the same time. None for all.
 
     Returns:
         Notes for the user, as in ``verify_packed``.
@@ -114,6 +138,7 @@ def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> 
         partial(_check_files, workspace, environment, expected),
         partial(_check_start, workspace, environment, expected),
         partial(check_lazy_imports, workspace, environment, expected),
+        at_once=at_once,
     )
     return (*started_notes, *later_notes)
 

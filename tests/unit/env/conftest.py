@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from support.small_fixtures import workspace_in
 from vllm_env import build as module
 from vllm_env import plan
 from vllm_env.layout import LAYOUTS
+from vllm_env.layout.directory import Directory
 from vllm_env.plan import TEMPLATE, BuildRequest
 from vllm_env.publish.publish import publish
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_env.base.workspace import Workspace
+    from vllm_env.layout.layout import Packed
     from vllm_env.lock.pylock import Lock
     from vllm_env.lock.spec import Spec
 
@@ -53,6 +55,15 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     for name in ("make_plan", "make_prefix", "make_stub", "verify_packed"):
         monkeypatch.setattr(module, name, getattr(made, name))
     monkeypatch.setattr("vllm_env.layout.archive.Archive.pack", lambda _layout, *arguments: made.pack(*arguments))
+    unpacked = Directory.pack
+
+    def pack_directory(*arguments: Any) -> Packed:
+        try:
+            return unpacked(*arguments)
+        finally:
+            made.has_packed.set()
+
+    monkeypatch.setattr(Directory, "pack", pack_directory)
     for name in ("has_prefix", "ensure_standin", "is_fetchable", "smoke_run", "warm"):
         monkeypatch.setattr(module, name, getattr(made, name))
     real = publish

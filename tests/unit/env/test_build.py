@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,7 +39,7 @@ def _staged(workspace: Workspace) -> list[Path]:
 def test_stages_run_in_their_order(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
     """What is published has been verified and served before, and was warmed afterwards, where it stands."""
     result = build_all(workspace, replace(request_, warm=True))
-    order = ["plan", "prefix", "stub", "archive", "verify", "stand-in", "smoke run", "publish", "warm"]
+    order = ["plan", "prefix", "stub", "archive", "stand-in", "verify", "smoke run", "publish", "warm"]
     assert stages.called == order
     assert (result.rebuilt, result.model) == (True, request_.model_folder)
     assert result.smoke
@@ -134,17 +134,36 @@ def test_what_passed_before_is_not_verified_again(
     assert "passed before" in capsys.readouterr().err
 
 
-def test_checks_that_passed_are_not_repeated_if_the_standin_failed(
+def test_checks_that_passed_are_not_repeated_if_the_smoke_run_failed(
     stages: Stages, workspace: Workspace, request_: BuildRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both are made at the same time, and the checks take minutes."""
-    stages.fails = "stand-in"
-    with pytest.raises(VllmEnvError):
+    """The model is served while the environment is checked, and the checks take long."""
+    stages.fails = "smoke run"
+    with pytest.raises(VllmEnvError, match=r"It failed\."):
         build_all(workspace, request_)
     stages.fails = ""
     build_all(workspace, request_)
     assert stages.called.count("verify") == 1
     assert "passed before" in capsys.readouterr().err
+
+
+def test_of_both_the_checks_tell_first(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they find is closer to the cause than what a server says. The next build checks again."""
+
+    def verify_packed(*_arguments: Any, serve: Callable[[], object]) -> tuple[str, ...]:
+        serve()
+        raise VllmEnvError("A library is missing.")
+
+    stages.fails = "smoke run"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "verify_packed", verify_packed)
+        with pytest.raises(VllmEnvError, match=r"A library is missing\."):
+            build_all(workspace, request_)
+    stages.fails = ""
+    build_all(workspace, request_)
+    assert stages.called.count("verify") == 1
 
 
 def test_what_did_not_pass_is_verified_again(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:

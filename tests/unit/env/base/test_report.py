@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import re
+import threading
 
 import pytest
 
@@ -25,6 +27,24 @@ def test_a_failed_stage_does_not_say_that_it_is_done(capsys: pytest.CaptureFixtu
     with pytest.raises(ValueError, match="x"), Console().stage("lock"):
         raise ValueError("x")
     assert capsys.readouterr().err == "lock …\n"
+
+
+def test_a_stage_within_a_stage_has_a_line_and_a_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a thread of its own, as the smoke run while the environment is checked."""
+    console = Console()
+
+    def inner() -> None:
+        with console.stage("smoke run"):
+            console.step("4 answers")
+
+    with console.stage("verify"):
+        console.step("rules")
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(inner,))
+        thread.start()
+        thread.join()
+    assert re.fullmatch(
+        r"verify …\nsmoke run …\nsmoke run +0\.\d s  4 answers\nverify +0\.\d s  rules\n", capsys.readouterr().err
+    )
 
 
 def test_quiet_leaves_errors_and_results(capsys: pytest.CaptureFixture[str]) -> None:

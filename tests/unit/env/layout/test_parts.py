@@ -15,7 +15,7 @@ import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
-from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.layout import LAYOUTS, parts
@@ -24,7 +24,7 @@ from vllm_env.layout.cached import parts_folder
 from vllm_env.layout.layout import Packed
 from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.relocate import install_runtime, make_relocatable, site_packages
+from vllm_env.prefix.relocate import install_runtime, make_relocatable, set_times, site_packages
 
 pytestmark = pytest.mark.long
 
@@ -43,6 +43,7 @@ def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (prefix / SITE / name).parent.mkdir(exist_ok=True)
         (prefix / SITE / name).write_text("NAME = 1\n" * 40_000)
     make_relocatable(prefix, site_packages(prefix))
+    set_times(prefix)
     return prefix
 
 
@@ -161,23 +162,51 @@ def unpacked(place: Path) -> list[Path]:
 
 
 def test_a_tree_that_passes_stays_where_servers_look(made: Packed, place: Path, tmp_path: Path) -> None:
-    """Until then nobody else uses it. The next time it is there, and the packed files are opened all the same."""
+    """Servers can use it while it is checked. The next time it is there, and the packed files are opened all the same."""
     small, whole = LAYOUT.open(made, None, tmp_path / "scratch", keep=True), []
     for tree in small:
         whole.append(tree.path)
         if tree.complete:
-            with pytest.raises(BlockingIOError), parts_places.locked(str(tree.path)):
-                pass
-            # A build may be killed now.
-            assert not parts_places.is_whole(str(tree.path))
+            assert parts_places.is_whole(str(tree.path))
+            assert parts_places.hold(str(tree.path))
     assert whole[1].parent == place
     assert unpacked(place) == [whole[1]]
     assert parts_places.is_whole(str(whole[1]))
-    with parts_places.locked(str(whole[1])):
-        pass
     *_, again = LAYOUT.open(made, None, tmp_path / "again", keep=True)
     assert again.path == tmp_path / "again/1"
     assert (again.path / "bin/python3.11").is_file()
+
+
+def test_files_of_the_prefix_are_linked_and_the_tree_is_the_same(made: Packed, prefix: Path, tmp_path: Path) -> None:
+    """With and without the prefix: equal names, contents, modes and times. The small archive's files are copies."""
+    assert made.prefix == prefix
+    *_, linked = LAYOUT.open(made, None, tmp_path / "linked")
+    *_, written = LAYOUT.open(dataclasses.replace(made, prefix=None), None, tmp_path / "written")
+    assert state(linked.path) == state(written.path)
+    assert (linked.path / SITE / "one.py").samefile(prefix / SITE / "one.py")
+    assert not (written.path / SITE / "one.py").samefile(prefix / SITE / "one.py")
+    assert not (linked.path / SITE / "numpy/core.py").samefile(prefix / SITE / "numpy/core.py")
+
+
+def state(tree: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return the mode, the time and the content of each file."""
+    files = [file for file in tree.rglob("*") if file.is_file() and not file.is_symlink()]
+    return {str(f.relative_to(tree)): (f.stat().st_mode, int(f.stat().st_mtime), f.read_bytes()) for f in files}
+
+
+def test_a_prefix_that_has_changed_is_not_linked(made: Packed, prefix: Path, tmp_path: Path) -> None:
+    """What has another size or time is written as it was packed; what only looks the same is an error."""
+    changed = tmp_path / "prefix"
+    shutil.copytree(prefix, changed, symlinks=True)
+    (changed / SITE / "one.py").write_text("NAME = 2\n" * 40_000)
+    packed = dataclasses.replace(made, prefix=changed)
+    *_, tree = LAYOUT.open(packed, None, tmp_path / "written")
+    assert (tree.path / SITE / "one.py").read_text() == (prefix / SITE / "one.py").read_text()
+    assert (tree.path / SITE / "vllm/__init__.py").samefile(changed / SITE / "vllm/__init__.py")
+    shutil.copystat(prefix / SITE / "one.py", changed / SITE / "one.py")
+    with pytest.raises(CommandError) as error:
+        list(LAYOUT.open(packed, None, tmp_path / "refused"))
+    assert "one.py is not the file that was packed" in error.value.tail
 
 
 def test_what_a_killed_build_has_left_is_replaced(made: Packed, place: Path, tmp_path: Path) -> None:

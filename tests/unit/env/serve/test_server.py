@@ -23,8 +23,8 @@ import pytest
 
 from support import fake_tritonserver
 from support.listener import Listener
-from support.patience import wait_for
-from vllm_env.base.errors import CommandError
+from support.patience import LIMIT, wait_for
+from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import start
 from vllm_env.base.report import Console, reporting_to
 from vllm_env.serve import identity
@@ -32,6 +32,7 @@ from vllm_env.serve import server as module
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.server import Launch, StuckStartError, TritonServer, free_ports
 from vllm_env.triton.root import is_plain
+from vllm_env.verify.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -205,6 +206,28 @@ def test_interrupt_while_loading_ends_the_server(binary: Path, monkeypatch: pyte
         pass
     assert len(children) == 2
     assert not any(is_alive(process) for process in children)
+
+
+def test_a_check_that_fails_ends_a_server_that_loads_meanwhile(binary: Path) -> None:
+    """At once, with its child: nobody waits for a model that will not be published."""
+    server = make(binary, "child never")
+    loads = threading.Event()
+    children: list[psutil.Process] = []
+
+    class Watching(Console):
+        def step(self, text: str, fraction: float | None = None) -> None:
+            children[:] = server.members()
+            if len(children) == 2:
+                loads.set()
+
+    def check() -> None:
+        assert loads.wait(LIMIT)
+        raise VllmEnvError("It is broken.")
+
+    with pytest.raises(VllmEnvError, match=r"It is broken\."), reporting_to(Watching(quiet=True)):
+        together(check, server.__enter__)
+    assert not any(is_alive(process) for process in children)
+    assert traces(server) == set()
 
 
 def test_missing_program_is_named(binary: Path) -> None:
