@@ -122,26 +122,44 @@ def test_the_table_of_gaps_is_that_of_its_run():
     assert len(expected) == 8
 
 
+def of_attacks(report: str) -> dict[str, list[tuple[float, float]]]:
+    """Return for each attack the neighbour's longest wait in each round, next to that with as many clients."""
+    waits: dict[str, list[tuple[float, float]]] = {}
+    for row in measured(report)["rows"]:
+        waits.setdefault(row["name"], []).append((row["attack"]["wait"], row["clients"]["wait"]))
+    assert {len(rounds) for rounds in waits.values()} == {3}
+    return waits
+
+
+def medians(waits: dict[str, list[tuple[float, float]]]) -> list[list[float]]:
+    """Return the medians of both waits for each attack."""
+    return [[median(side) for side in zip(*rounds, strict=True)] for rounds in waits.values()]
+
+
 def test_the_table_of_waits_is_that_of_its_runs():
     """The longest waits by kind, as medians of the rounds, and those of the older run."""
     before = measured("neighbour_before_h100-20261126-1549-1f45eb2")["rows"]
     expected = {}
     for label, cells in rows_of("docs/speed.md", "waits", 6).items():
-        waits: dict[str, list[tuple[float, float]]] = {}
-        rows = measured(cells[-1].strip("`"))["rows"]
+        report = cells[-1].strip("`")
+        rows = measured(report)["rows"]
         assert {row["kind"] for row in rows} == {label}
         refused = {row["name"] for row in rows if row["attack"]["reason"]}
-        for row in rows:
-            waits.setdefault(row["name"], []).append((row["attack"]["wait"], row["clients"]["wait"]))
-        pairs = [[median(side) for side in zip(*rounds, strict=True)] for rounds in waits.values()]
+        pairs = medians(of_attacks(report))
         worse = max(one - many for one, many in pairs)
         most = [max(side) for side in zip(*pairs, strict=True)]
         old = max(row["attack"]["wait"] for row in before if row["kind"] == label)
         shown_most = [f"{most[0]:.2f}", f"{most[1]:.2f}", f"{worse:+.2f}", f"{old:.2f}"]
         expected[label] = [f"{len(pairs)}, {len(refused)}", *shown_most, cells[-1]]
-        assert {len(rounds) for rounds in waits.values()} == {3}
     assert rows_of("docs/speed.md", "waits", 6) == expected
     assert len(expected) == 4
+
+
+def test_the_wait_with_a_thread_for_each_core_is_that_of_its_run():
+    """The text below the table names the run and its largest difference."""
+    report = "neighbour_lists-20261127-1545-7daa8884"
+    worse = max(one - many for one, many in medians(of_attacks(report)))
+    assert f"last row was {worse:+.2f} s\n(`{report}`" in (ROOT / "docs/speed.md").read_text("utf-8")
 
 
 H200 = {
