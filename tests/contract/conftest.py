@@ -15,7 +15,7 @@ from vllm_env.lock.spec import Overrides, load_spec
 # what the tool reads of a vLLM: a copy of this much is enough
 READ = (
     *("_version.py", "__init__.py", "exceptions.py", "outputs.py", "logprobs.py", "envs.py", "logger.py", "sampling_params.py"),
-    "utils/argparse_utils.py",
+    *("utils/argparse_utils.py", "utils/torch_utils.py"),
     *("pooling_params.py", "config", "engine", "inputs", "lora", "renderers", "tokenizers", "usage", "platforms"),
     *(
         "entrypoints",
