@@ -7,8 +7,8 @@ In each round, each commit gets a fresh clone and an empty home, and then, in th
     empty      a build with an empty cache
     again      a build with nothing to do
     first      the first start of the model that the build has made
-    vllm       vLLM's own server with the same engine arguments and environment, twice
-    later      another start of the model after each of these
+    vllm       vLLM's own server with the same engine arguments and environment
+    later      another start of the model
     wheels     a build in a fresh clone; of the cache, only wheels and what was fetched are left
     filled     a build in a fresh clone with the whole cache
 
@@ -187,7 +187,7 @@ def environment_of(home: Path) -> Path:
 
 
 def starts(checkout: Path, home: Path, commit: str, work: Path) -> list[Measured]:
-    """Start the model, and in turn with it vLLM's own server."""
+    """Start the model, then vLLM's own server, then the model again."""
     model = checkout / "model_repository" / "vllm"
     arguments = json.loads((model / "vllm_engine_args.json").read_text("utf-8"))
     # A name is that of a folder next to the file.
@@ -202,7 +202,7 @@ def starts(checkout: Path, home: Path, commit: str, work: Path) -> list[Measured
         work=work,
     )
     measured = []
-    for step in ("first", "vllm", "later", "vllm", "later"):
+    for step in ("first", "vllm", "later"):
         server = OpenAITarget(setting) if step == "vllm" else BuiltTriton(setting)
         try:
             measured.append(Measured(commit, step, server.start()))
@@ -269,27 +269,26 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="first_minute_"))).absolute()
+    command = f"python3 benchmarks/first_minute.py {shlex.join(arguments)}"
     measured: list[Measured] = []
-    conditions = None
+    stem = None
     for number in range(options.rounds):
         # Each commit is first in turn.
         order = options.commits if number % 2 == 0 else options.commits[::-1]
         for commit in order:
             print(f"round {number + 1} of {options.rounds}: {commit}", file=sys.stderr, flush=True)
             measured += one_round(commit, work / "commit")
-            print(*tables(measured), sep="\n\n", file=sys.stderr, flush=True)
-            first = work / "commit" / "first"
-            versions = versions_of(first / "model_repository")
-            conditions = machine.describe(versions, first / ".triton", commit=options.commit)
-    assert conditions
-    command = f"python3 benchmarks/first_minute.py {shlex.join(arguments)}"
-    stem = results.take(options.out, conditions.commit, command)
-    results.write_json(stem, [asdict(one) for one in measured])
-    heading = "# The first minute: builds and starts"
-    text = "medians of the rounds, with the least and the most; see `benchmarks/first_minute.py`"
-    head = "\n".join([*conditions.lines(), f"- command: `{command}`", f"- {text}"])
-    results.write_text(stem, [heading, head, *tables(measured)])
-    print(*tables(measured), sep="\n\n")
+        first = work / "commit" / "first"
+        versions = versions_of(first / "model_repository")
+        conditions = machine.describe(versions, first / ".triton", commit=options.commit)
+        # After each round: a run takes an hour, and may be ended.
+        stem = stem or results.take(options.out, conditions.commit, command)
+        results.write_json(stem, [asdict(one) for one in measured])
+        text = f"{number + 1} rounds: medians, with the least and the most"
+        head = "\n".join([*conditions.lines(), f"- command: `{command}`", f"- {text}"])
+        heading = "# The first minute: builds and starts"
+        results.write_text(stem, [heading, head, *tables(measured)])
+        print(*tables(measured), sep="\n\n", file=sys.stderr, flush=True)
     return 0
 
 
