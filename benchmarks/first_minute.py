@@ -9,7 +9,8 @@ In each round, each commit gets a fresh clone and an empty home, and then, in th
     first      the first start of the model that the build has made
     vllm       vLLM's own server with the same engine arguments and environment
     later      another start of the model
-    wheels     a build in a fresh clone; of the cache, only wheels and what was fetched are left
+    wheels     a build in a fresh clone; of the cache, only wheels, their bytecode and what was
+               fetched are left
     filled     a build in a fresh clone with the whole cache
 
 A build counts as waiting for a download while bytes arrive and less than a quarter of one core is
@@ -53,7 +54,7 @@ _PERIOD_S = 0.2
 _IDLE = 0.25  # of one core
 _ARRIVES = 100_000  # bytes per second
 # Folders of the cache that stay for the build with wheels. uv has a cache of its own, which stays.
-_FETCHED = {"bytecode", "conda", "wheels"}
+_KEPT = {"bytecode", "conda", "wheels"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def _sample() -> tuple[float, float, float]:
 
 def variables_of(home: Path) -> dict[str, str]:
     """Return the variables of a user with a home of their own and no settings."""
-    left_out = ("XDG_CACHE_HOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+    caches = ("XDG_CACHE_HOME", "UV_CACHE_DIR", "PIP_CACHE_DIR")
+    left_out = (*caches, "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -220,7 +222,7 @@ def one_round(commit: str, work: Path) -> list[Measured]:
     measured = [build(first, home, commit, step) for step in ("empty", "again")]
     measured += starts(first, home, commit, work)
     for folder in (home / ".cache" / "vllm_env").iterdir():
-        if folder.is_dir() and folder.name not in _FETCHED:
+        if folder.is_dir() and folder.name not in _KEPT:
             shutil.rmtree(folder)
     for step in ("wheels", "filled"):
         measured.append(build(clone(commit, work / step), home, commit, step))

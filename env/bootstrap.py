@@ -248,8 +248,8 @@ def with_uv(
         from_where = ["--offline", "--no-index", *sources[sources.index("--find-links") :]]
     options = ["--no-config", "--link-mode", "hardlink", "--require-hashes"]
     if serves_another():
-        # Copied and not linked: root gives the files to the owner of the checkout, and that user
-        # could then write to root's cache.
+        # Copied and not linked: root gives the files to the owner of the checkout, but not a file
+        # with several links, which may be of root's cache.
         # Compiled now: builds by root write no bytecode into a user's checkout, and would compile
         # all imports each time.
         options = ["--no-config", "--link-mode", "copy", "--compile-bytecode", "--require-hashes"]

@@ -1,5 +1,6 @@
 """The build: its stages in their order. Each stage takes what the previous one returned."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -37,7 +38,7 @@ from vllm_env.serve.warm import Warmed, warm
 from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.triton.root import STUB_LIBRARIES, TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
-from vllm_env.verify.together import together
+from vllm_env.verify.together import beside
 from vllm_env.verify.tree_rules import Expected
 from vllm_env.verify.verify import verified_mark, verify_packed
 
@@ -139,7 +140,12 @@ class _Build:
                 candidate = staging / request.model
                 stage_candidate(built, request.model_folder, request.template, candidate)
                 served = state_before_run(candidate, self.plan.triton.path)
-                serve = partial(self._smoke, candidate, prefix, standin)
+
+                def serve() -> SmokeResult:
+                    # An error of the stand-in is told after the checks, too.
+                    made = standin.result() if standin else None
+                    return self._smoke(candidate, prefix, made)
+
                 smoke = self._verify_and_serve(stub, packed, serve)
         else:
             self._verify(stub, packed)
@@ -183,15 +189,18 @@ class _Build:
             report.step(f"{stub.origin}, Python {stub.python}, Triton {stub.release}")
         return stub
 
-    def _pack(self, prefix: Prefix) -> tuple[Packed, Path | None]:
-        """Pack the environment; return the stand-in, too, if the smoke run will serve it."""
+    def _pack(self, prefix: Prefix) -> tuple[Packed, Future[Path] | None]:
+        """Pack the environment; make the stand-in meanwhile if the smoke run will serve it."""
         layout = self.request.layout
-        jobs: list[Callable[[], Any]] = [partial(layout.pack, self.workspace, prefix)]
-        # It takes one core for 4 s. What an adopted model serves is known later.
-        if self.request.smoke and not self.request.smoke_model and not self.request.adoption:
-            jobs.append(partial(ensure_standin, self.workspace, prefix.python))
-        with report.stage(layout.name):
-            packed, *standins = together(*jobs)
+        request = self.request
+        with report.stage(layout.name), contextlib.ExitStack() as until_packed:
+            standin = None
+            # It takes one core for 4 s. What an adopted model serves is known later.
+            if request.smoke and not request.smoke_model and not request.adoption:
+                make = partial(ensure_standin, self.workspace, prefix.python)
+                standin = until_packed.enter_context(beside(make))
+            packed = layout.pack(self.workspace, prefix)
+            until_packed.close()
             environment = packed.environment
             step = "the environment as it is"
             # An unpacked environment has no size of its own.
@@ -200,7 +209,7 @@ class _Build:
                 unpacked = f"{environment.unpacked / 1e9:.2f} GB unpacked"
                 step = f"{reused}{environment.size / 1e6:.0f} MB, {unpacked}"
             report.step(step)
-        return packed, standins[0] if standins else None
+        return packed, standin
 
     def _verify_and_serve(
         self, stub: Stub, packed: Packed, serve: Callable[[], SmokeResult]

@@ -29,7 +29,9 @@ def compile_files(prefix: str, neutral: str, files: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     warnings.simplefilter("ignore")
     for file in files:
-        with contextlib.suppress(py_compile.PyCompileError, OSError, ValueError, RecursionError):
+        # A link that leads nowhere is no source. Another OSError, of a full disk, ends the build.
+        known = (py_compile.PyCompileError, FileNotFoundError, ValueError, RecursionError)
+        with contextlib.suppress(*known):
             py_compile.compile(
                 os.path.join(prefix, file),
                 dfile=os.path.join(neutral, file),

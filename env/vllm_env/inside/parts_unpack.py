@@ -244,7 +244,7 @@ def _run_workers(
     """Copy the small archive and unpack all parts; the first failure ends this."""
     # The largest first: a large one at the end would keep the other cores waiting.
     jobs = sorted(facts["parts"], key=lambda part: part["unpacked"], reverse=True)
-    workers = min(_MOST_WORKERS, len(jobs) + 1, _cores())
+    workers = min(_MOST_WORKERS, len(jobs) + 1, cores())
     tell(f"unpacking {facts['unpacked'] / 1e9:.1f} GB with {workers} processes into {staging}")
     done = 0
     last_report = time.monotonic()
@@ -331,7 +331,8 @@ def _switch(tree: str) -> None:
     site.addsitedir(moved(_site))
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many cores this process may use."""
     cores = len(os.sched_getaffinity(0))
     # A container's limit (cgroup v2) is a quota of processor time in a period, or "max".
     with suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as stream:

@@ -74,7 +74,10 @@ def _link(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, packed: 
     with open(packed, "rb") as stream:
         while source and (piece := source.read(2**20)):
             if stream.read(len(piece)) != piece:
-                sys.exit(f"{packed} is not the file that was packed. Build it again.")
+                sys.exit(
+                    f"{packed} is not the file that was packed. "
+                    "Remove the cache (gen_vllm_env.sh clean), then build again."
+                )
     try:
         os.link(packed, path)
     # Another file system, or one without links.

@@ -221,8 +221,9 @@ def _unpack_parts(
 
     The descriptor of a lock stays open in each process that writes to the folder.
     """
-    # An older model's code knows no ``packed``, and its prefix is not here.
-    options = {"lock": lock} | ({"packed": str(prefix)} if prefix else {})
+    # Only what there is: an older model's code may not know both.
+    options = {"lock": lock, "packed": prefix and str(prefix)}
+    options = {name: value for name, value in options.items() if value is not None}
     # -B: bytecode written here would name this machine's folders, and become a part of the whole
     # environment.
     program = [small / "bin" / "python", "-B", "-c", _UNPACK]

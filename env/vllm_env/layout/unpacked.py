@@ -3,6 +3,7 @@
 A build unpacks there what it checks, so that the first server need not do it.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ def unpacked_for_servers(
 ) -> Iterator[Path | None]:
     """Unpack an environment in the folder in which a model's start would unpack it.
 
-    Servers can use it in the block. It is removed if the block fails.
+    Servers can use it in the block. It is removed if the block fails, unless a server uses it.
 
     Args:
         small: the extracted small archive. It has the list of the parts.
@@ -39,12 +40,12 @@ def unpacked_for_servers(
         The environment. None if it is there already, or if no folder can take it.
     """
     facts = json.loads((site_packages(small) / parts_unpack.DESCRIPTION).read_text("utf-8"))
-    with ExitStack() as until_unpacked:
+    with ExitStack() as until_checked:
         place = _place(facts)
         tree = os.path.join(place, facts["key"])  # noqa: PTH118 - as the model's start names it
         try:
             if place:
-                lock = until_unpacked.enter_context(parts_places.locked(tree))
+                lock = until_checked.enter_context(parts_places.locked(tree))
         # A server unpacks it at this moment.
         except OSError:
             place = ""
@@ -58,17 +59,18 @@ def unpacked_for_servers(
         staging = tempfile.mkdtemp(prefix=f"{facts['key']}.", dir=place)
         try:
             unpack(Path(staging), lock)
-            # If it fails its checks, no published model has its key.
             parts_places.mark(staging, synced=False)
             Path(staging).rename(tree)
+            # Shared with the servers that use it: nobody removes it meanwhile.
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield Path(tree)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
+            # A server of an earlier model with the same environment may use it.
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(tree, ignore_errors=True)
             raise
-    try:
-        yield Path(tree)
-    except BaseException:
-        shutil.rmtree(tree, ignore_errors=True)
-        raise
     # As a model's start does it, while the build goes on.
     threading.Thread(target=parts_places.sync, args=(tree,), name=SYNC, daemon=True).start()
 

@@ -4,17 +4,17 @@ Compiling takes two cores 20 s, a quarter of a build whose wheels are in the cac
 shares most of its wheels with the one before.
 """
 
+import hashlib
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env import inside
 from vllm_env.base import report
-from vllm_env.base.cache import key_of, touch
+from vllm_env.base.cache import touch
 from vllm_env.base.filesystem import link_or_copy, put_in_place
 from vllm_env.base.machine import EPOCH, NEUTRAL_PREFIX
 from vllm_env.base.process import run
@@ -29,6 +29,8 @@ _FORMAT = 1
 # earlier files show in the bytecode: one file in 25,000 differed between two builds. A chunk has
 # files of one package only, so the bytecode of a package is always the same.
 _CHUNK = 64
+# The file of a cache's entry that names its other files.
+_LIST = "numbers.json"
 
 
 @dataclass(frozen=True)
@@ -70,23 +72,25 @@ def compile_prefix(
 
 def _groups(prefix: Path, python: str, packages: Iterable[Owned]) -> list[_Group]:
     place = site_packages(prefix).relative_to(prefix)
-    everything = set(_sources(prefix))
-    owned = [
-        {f"{place}/{path}": digest for path, digest in package.files.items()}
-        for package in packages
-    ]
-    # The last of several owners has overwritten the others' file.
-    owners = Counter(path for files in owned for path in files)
+    left = set(_sources(prefix))
     groups = []
-    for files in owned:
-        own = sorted(path for path in files if path in everything and owners[path] == 1)
+    for package in packages:
+        # A file of several owners counts for the first one. The key goes by what is installed.
+        own = sorted(left.intersection(f"{place}/{path}" for path in package.files))
         if own:
-            digests = [(path, files[path]) for path in own]
-            groups.append(_Group(tuple(own), key_of(_FORMAT, python, EPOCH, digests)))
-            everything.difference_update(own)
+            groups.append(_Group(tuple(own), _key(prefix, python, own)))
+            left.difference_update(own)
     # The interpreter's own, and the few that the builder writes.
-    groups.append(_Group(tuple(sorted(everything)), None))
+    groups.append(_Group(tuple(sorted(left)), None))
     return groups
+
+
+def _key(prefix: Path, python: str, files: list[str]) -> str:
+    digest = hashlib.sha256(f"{_FORMAT} {python} {NEUTRAL_PREFIX} {EPOCH}".encode())
+    for file in files:
+        digest.update(f"\0{file}\0".encode())
+        digest.update((prefix / file).read_bytes())
+    return digest.hexdigest()[:32]
 
 
 def _sources(prefix: Path) -> list[str]:
@@ -99,14 +103,23 @@ def _sources(prefix: Path) -> list[str]:
 
 def _take(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> bool:
     """Link a group's bytecode from the cache; return whether the cache has it."""
-    entry = workspace.cache.path("bytecode", group.key or "none")
-    if not entry.is_dir():
+    if not group.key:
         return False
-    for number, file in enumerate(group.compiled(tag)):
-        # A source that does not compile has none.
-        if (entry / f"{number}.pyc").is_file():
-            (prefix / file).parent.mkdir(exist_ok=True)
-            link_or_copy(str(entry / f"{number}.pyc"), str(prefix / file))
+    entry = workspace.cache.path("bytecode", group.key)
+    # An entry whose removal was interrupted lacks the list or files.
+    try:
+        numbers = json.loads((entry / _LIST).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not all((entry / f"{number}.pyc").is_file() for number in numbers):
+        return False
+    compiled = group.compiled(tag)
+    for number in numbers:
+        target = prefix / compiled[number]
+        target.parent.mkdir(exist_ok=True)
+        # A wheel may bring bytecode of its own. That file is a link to uv's.
+        target.unlink(missing_ok=True)
+        link_or_copy(str(entry / f"{number}.pyc"), str(target))
     touch(entry)
     return True
 
@@ -118,9 +131,13 @@ def _keep(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> None:
     with workspace.cache.staging() as staging:
         entry = staging / "entry"
         entry.mkdir()
+        numbers = []
         for number, file in enumerate(group.compiled(tag)):
+            # A source that does not compile has none.
             if (prefix / file).is_file():
                 link_or_copy(str(prefix / file), str(entry / f"{number}.pyc"))
+                numbers.append(number)
+        (entry / _LIST).write_text(json.dumps(numbers), "utf-8")
         put_in_place(entry, workspace.cache.path("bytecode", group.key))
 
 

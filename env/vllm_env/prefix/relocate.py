@@ -40,7 +40,9 @@ _PTH = "00_vllm_env.pth"
 
 def site_packages(prefix: Path) -> Path:
     """Return the folder ``lib/pythonX.Y/site-packages`` of a prefix."""
-    return next(p for p in sorted(prefix.glob("lib/python3.*/site-packages")) if p.is_dir())
+    # conda-forge's Python has a link lib/python3.1 to that folder.
+    folders = sorted(prefix.glob("lib/python3.*/site-packages"))
+    return next(p for p in folders if p.is_dir() and not p.parent.is_symlink())
 
 
 def install_runtime(prefix: Path, identity: str) -> None:

@@ -193,7 +193,8 @@ def engine_args(request: SmokeRequest) -> dict[str, Any]:
 
 def server_environment(request: SmokeRequest) -> dict[str, str]:
     """Return the variables to add to the server's environment."""
-    variables = {"VLLM_NO_USAGE_STATS": "1"}
+    # The environment that it uses may be checked at the same time, and must not change.
+    variables = {"VLLM_NO_USAGE_STATS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     # GiB. By default vLLM takes a share of the RAM.
     if not request.gpu:
         variables["VLLM_CPU_KVCACHE_SPACE"] = "1"

@@ -25,6 +25,8 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "-1",
     "HF_HUB_OFFLINE": "1",
+    # The prefix is packed at the same time.
+    "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONNOUSERSITE": "1",
     "PYTHONPATH": "",
     "PYTHONHOME": "",

@@ -1,8 +1,9 @@
 """Run checks at the same time: most of them wait for an interpreter that imports vLLM."""
 
+import contextlib
 import contextvars
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from vllm_env.base.process import ended_together
@@ -26,3 +27,13 @@ def together(*checks: Callable[[], Any], at_once: int | None = None) -> list[Any
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@contextlib.contextmanager
+def beside(job: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Run a job in a thread while the block runs; yield its future, which is done after the block.
+
+    If the block fails, the job's programs are ended.
+    """
+    with ThreadPoolExecutor(1) as pool, ended_together():
+        yield pool.submit(contextvars.copy_context().run, job)

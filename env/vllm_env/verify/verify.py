@@ -7,7 +7,6 @@ imports the modules that vLLM imports later.
 """
 
 import contextlib
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.workspace import Workspace
+from vllm_env.inside import parts_unpack
 from vllm_env.layout.layout import Layout, Packed
 from vllm_env.lock.pylock import Lock
 from vllm_env.prefix.needed_libraries import check_missing_libraries, find_needed_libraries
@@ -69,9 +69,9 @@ def verify_packed(
         packed: the environment.
         expected: the expected versions.
         triton: the Triton that will serve it.
-        serve: starts a server. It is called while the unpacked environment is checked; but after
-            that if the server unpacks it once more, which needs the same space. A tree that passed
-            is left where this user's servers look for it.
+        serve: starts a server. It is called while the unpacked environment is checked, but not if
+            the server unpacks it once more, which needs the same space. A tree that passed is left
+            where this user's servers look for it.
 
     Returns:
         Notes for the user: findings that are not wrong, but cost time at each start.
@@ -93,15 +93,12 @@ def verify_packed(
                     continue
                 if serve and not layout.extracted_space(expected.profile):
                     # The server needs a core for 17 s, so the checks leave it one.
-                    spare = max(1, (os.cpu_count() or 1) - 1)
+                    spare = max(1, parts_unpack.cores() - 1)
                     check = partial(verify_tree, workspace, tree.path, expected, at_once=spare)
                     found, _ = together(check, serve)
-                    serve = None
                 else:
                     found = verify_tree(workspace, tree.path, expected)
                 notes += found
-    if serve:
-        serve()
     return tuple(notes)
 
 

@@ -72,7 +72,8 @@ def test_a_stage_that_fails_changes_nothing(
     stages.key, stages.fails, stages.error = "another", stage, error
     with pytest.raises(type(error)):
         build(workspace, request_)
-    assert stages.called[-1] == stage
+    # The stand-in's error is told after the checks.
+    assert stages.called[-1] == ("verify" if stage == "stand-in" else stage)
     assert {path: path.stat().st_mtime_ns for path in model.rglob("*")} == before
     assert _staged(workspace) == []
     stages.fails = ""
@@ -173,6 +174,23 @@ def test_what_did_not_pass_is_verified_again(stages: Stages, workspace: Workspac
         with pytest.raises(VllmEnvError, match=r"It failed\."):
             build(workspace, request_)
     assert stages.called.count("verify") == 2
+
+
+def test_the_checks_tell_before_a_standin_that_cannot_be_made(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pin that breaks torch breaks both, and only the checks name the package."""
+
+    def broken(*_arguments: Any) -> Path:
+        raise CommandError("Could not make the stand-in model.")
+
+    monkeypatch.setattr(module, "ensure_standin", broken)
+    stages.fails = "verify"
+    with pytest.raises(VllmEnvError, match=r"It failed\."):
+        build_all(workspace, request_)
+    stages.fails = ""
+    with pytest.raises(CommandError, match=r"Could not make the stand-in"):
+        build_all(workspace, request_)
 
 
 @pytest.mark.parametrize(("layout", "members"), [("archive", 3), ("directory", 0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import shutil
 import subprocess
@@ -168,13 +169,35 @@ def test_a_tree_that_passes_stays_where_servers_look(made: Packed, place: Path, 
         whole.append(tree.path)
         if tree.complete:
             assert parts_places.is_whole(str(tree.path))
-            assert parts_places.hold(str(tree.path))
+            # Servers may share it, and nobody may remove it.
+            with pytest.raises(BlockingIOError), parts_places.locked(str(tree.path)):
+                pass
+            with (tmp_path / f"place/{tree.path.name}.lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     assert whole[1].parent == place
     assert unpacked(place) == [whole[1]]
     assert parts_places.is_whole(str(whole[1]))
+    with parts_places.locked(str(whole[1])):
+        pass
     *_, again = LAYOUT.open(made, None, tmp_path / "again", keep=True)
     assert again.path == tmp_path / "again/1"
     assert (again.path / "bin/python3.11").is_file()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_tree_that_fails_is_removed_unless_a_server_uses_it(made: Packed, place: Path, tmp_path: Path, *, used: bool) -> None:
+    """Of an earlier model with the same environment, which started meanwhile."""
+    with (
+        contextlib.ExitStack() as until_ended,
+        contextlib.closing(LAYOUT.open(made, None, tmp_path / "scratch", keep=True)) as trees,
+    ):
+        next(trees)
+        tree = next(trees).path
+        if used:
+            lock = until_ended.enter_context((place / f"{tree.name}.lock").open())
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        trees.close()
+        assert tree.exists() == used
 
 
 def test_files_of_the_prefix_are_linked_and_the_tree_is_the_same(made: Packed, prefix: Path, tmp_path: Path) -> None:
@@ -210,7 +233,7 @@ def test_a_prefix_that_has_changed_is_not_linked(made: Packed, prefix: Path, tmp
 
 
 def test_what_a_killed_build_has_left_is_replaced(made: Packed, place: Path, tmp_path: Path) -> None:
-    """It has no mark: it may be unfinished, or has not passed the checks."""
+    """It has no mark, so it may be unfinished."""
     whole = unpack(made, tmp_path / "scratch")
     (whole / parts_places.MARK).unlink()
     (whole / "left").touch()

@@ -56,37 +56,76 @@ def compiled(prefix: Path) -> dict[str, bytes]:
 
 
 def test_the_cache_gives_what_would_be_compiled(tmp_path: Path, totals: list[str]) -> None:
-    """A package's bytecode is linked; a file with two owners is compiled again: it may be either's."""
-    first, second, fresh = (prefix_in(tmp_path / name / "env") for name in ("first", "second", "fresh"))
+    """A package's bytecode is linked, also a file's with two owners. What no package owns is compiled again."""
+    own = {"hook.py": "H = 1\n"}
+    first, second, fresh = (prefix_in(tmp_path / name / "env", own) for name in ("first", "second", "fresh"))
     compile_prefix(workspace_in(tmp_path / "cache"), first, PYTHON, OWNED)
     compile_prefix(workspace_in(tmp_path / "cache"), second, PYTHON, OWNED)
     compile_prefix(workspace_in(tmp_path / "other"), fresh, PYTHON, OWNED)
     assert compiled(first) == compiled(second) == compiled(fresh)
     names = {Path(name).name.partition(".")[0]: name for name in compiled(first)}
-    assert set(names) == {"__init__", "two", "common"}
     linked = {key: (first / name).samefile(second / name) for key, name in names.items()}
-    assert linked == {"__init__": True, "two": True, "common": False}
-    assert [line.split()[1] for line in totals if line.split()[0] == line.split()[1]] == ["4", "1", "4"]
+    assert linked == {"__init__": True, "two": True, "common": True, "hook": False}
+    assert [line.split()[1] for line in totals if line.split()[0] == line.split()[1]] == ["5", "1", "5"]
     assert not list(tmp_path.rglob("chunks.json"))
 
 
 def test_other_sources_are_compiled(tmp_path: Path) -> None:
-    """Each package by itself: its digests, its files that are there, and the interpreter count."""
+    """Each package by itself: the contents of its files that are there, and the interpreter, whatever RECORD says."""
     workspace = workspace_in(tmp_path / "cache")
     first = prefix_in(tmp_path / "first" / "env")
     compile_prefix(workspace, first, PYTHON, OWNED)
-    second = prefix_in(tmp_path / "second" / "env", {"two.py": "Y = 3\n"})
-    changed = [OWNED[0], Owned({**OWNED[1].files, "two.py": "sha256=9"})]
-    compile_prefix(workspace, second, PYTHON, changed)
+    second = prefix_in(tmp_path / "second" / "env", {"two.py": "Y = {'b', 'a'}\n"})
+    compile_prefix(workspace, second, PYTHON, OWNED)
     third = prefix_in(tmp_path / "third" / "env")
     (third / PACKAGES / "one/broken.py").unlink()
     compile_prefix(workspace, third, PYTHON, OWNED)
-    one, two = (str(PACKAGES / name) for name in ("one/__pycache__/__init__", "__pycache__/two"))
-    tag = f".{sys.implementation.cache_tag}.pyc"
-    assert (first / f"{one}{tag}").samefile(second / f"{one}{tag}")
-    assert compiled(second)[f"{two}{tag}"] != compiled(first)[f"{two}{tag}"]
-    assert not (first / f"{one}{tag}").samefile(third / f"{one}{tag}")
-    assert (first / f"{two}{tag}").samefile(third / f"{two}{tag}")
+    one, two = (
+        f"{PACKAGES / name}.{sys.implementation.cache_tag}.pyc" for name in ("one/__pycache__/__init__", "__pycache__/two")
+    )
+    assert (first / one).samefile(second / one)
+    assert not (first / two).samefile(second / two)
+    assert not (first / one).samefile(third / one)
+    assert (first / two).samefile(third / two)
+    fourth = prefix_in(tmp_path / "fourth" / "env")
+    compile_prefix(workspace, fourth, f"{PYTHON}.1", OWNED)
+    assert not (first / two).samefile(fourth / two)
+
+
+@pytest.mark.parametrize("lost", ["numbers.json", "0.pyc"])
+def test_an_entry_that_is_not_whole_is_made_again(tmp_path: Path, lost: str) -> None:
+    """Its removal was interrupted: a source without bytecode would count as one that does not compile."""
+    workspace = workspace_in(tmp_path / "cache")
+    first, second = (prefix_in(tmp_path / name / "env") for name in ("first", "second"))
+    compile_prefix(workspace, first, PYTHON, OWNED)
+    for entry in workspace.cache.path("bytecode").iterdir():
+        (entry / lost).unlink()
+    compile_prefix(workspace, second, PYTHON, OWNED)
+    assert compiled(second) == compiled(first)
+    assert all((entry / lost).is_file() for entry in workspace.cache.path("bytecode").iterdir())
+
+
+def test_bytecode_of_a_wheel_is_replaced_and_not_written_to(tmp_path: Path) -> None:
+    """Its file is a link to that of uv's cache."""
+    workspace = workspace_in(tmp_path / "cache")
+    first, second = (prefix_in(tmp_path / name / "env") for name in ("first", "second"))
+    compile_prefix(workspace, first, PYTHON, OWNED)
+    (tmp_path / "uv.pyc").write_bytes(b"uv's")
+    two = second / PACKAGES / f"__pycache__/two.{sys.implementation.cache_tag}.pyc"
+    two.parent.mkdir()
+    two.hardlink_to(tmp_path / "uv.pyc")
+    compile_prefix(workspace, second, PYTHON, OWNED)
+    assert (tmp_path / "uv.pyc").read_bytes() == b"uv's"
+    assert compiled(second) == compiled(first)
+
+
+def test_a_conda_forge_prefix_has_a_link_to_its_library_folder(tmp_path: Path) -> None:
+    """lib/python3.1 sorts before the real one; packages are found all the same."""
+    workspace = workspace_in(tmp_path / "cache")
+    prefix = prefix_in(tmp_path / "env")
+    (prefix / "lib/python3.1").symlink_to(PACKAGES.parent.name)
+    compile_prefix(workspace, prefix, PYTHON, OWNED)
+    assert len(list(workspace.cache.path("bytecode").iterdir())) == 2
 
 
 def test_bytecode_is_compiled_with_a_fixed_hash_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, totals: list[str]) -> None:

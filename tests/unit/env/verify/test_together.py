@@ -15,7 +15,7 @@ from vllm_env.base import report
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.report import reporting_to
-from vllm_env.verify.together import together
+from vllm_env.verify.together import beside, together
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,3 +128,33 @@ def test_ctrl_c_ends_the_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         together(program)
     assert ended == ["program"]
+
+
+def test_a_job_runs_beside_the_block_and_is_done_after_it() -> None:
+    """Its error is the caller's to ask for."""
+    begun = threading.Event()
+
+    def fails() -> None:
+        begun.set()
+        raise VllmEnvError("It is broken.")
+
+    with beside(fails) as job:
+        assert begun.wait(LIMIT)
+    with pytest.raises(VllmEnvError, match=r"It is broken\."):
+        job.result(0)
+
+
+def test_a_block_that_fails_ends_the_job_beside_it() -> None:
+    """Also by Ctrl-C, which reaches the main thread."""
+    runs = threading.Event()
+
+    def program() -> None:
+        run(FOR_EVER, what="wait", on_line=lambda _: runs.set())
+
+    def interrupted() -> None:
+        assert runs.wait(LIMIT)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), beside(program) as job:
+        interrupted()
+    assert isinstance(job.exception(0), CommandError)

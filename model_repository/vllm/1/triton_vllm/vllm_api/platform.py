@@ -50,10 +50,10 @@ def limit_threads(vllm: Vllm, environment: MutableMapping[str, str]) -> None:
 
     The operator's own number is kept. On a CPU, Torch's threads are the engine.
     """
-    # vLLM does so itself since 0.32. Before, it did only for workers that are processes of their
-    # own. With a thread for each of 64 cores, a list of 100,000 token ids stopped all other
-    # requests for 1.2 s instead of 0.2 s.
-    if vllm.limits_threads or runs_on_cpu() or THREADS in environment:
+    # vLLM does so itself since 0.32, when the model is loaded. Before, it did so only for workers
+    # that are processes of their own, and for the load, too. With a thread for each of 64 cores, a
+    # list of 100,000 token ids stopped all other requests for 1.2 s instead of 0.2 s.
+    if vllm.limits_threads or runs_on_cpu() or environment.get(THREADS):
         return
     # A spawned EngineCore reads the variable, and a forked one inherits Torch's own setting.
     environment[THREADS] = "1"
