@@ -209,9 +209,9 @@ def first_start(serving: Serve, session_folder: Path) -> Iterator[FirstStart]:
     It publishes metrics, and loads and unloads its model when told. Where it is started are folders with the names of packages,
     as where somebody works on these; none may be imported.
     """
-    from support.first_start import SET_BY_VLLM, FirstStart, ask_first  # imports gRPC, which unit tests do without
+    from support.first_start import FirstStart, ask_first  # imports gRPC, which unit tests do without
 
-    cache = {"VLLM_CACHE_ROOT": str(session_folder / "first_start"), SET_BY_VLLM: ""}
+    cache = {"VLLM_CACHE_ROOT": str(session_folder / "first_start")}
     beside = session_folder / "beside"
     for name in PACKAGES_BESIDE:
         (beside / name).mkdir(parents=True, exist_ok=True)

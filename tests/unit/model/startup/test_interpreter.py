@@ -69,6 +69,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 0)
 def test_vllm_is_imported_without_the_collector(monkeypatch):
     """Its import makes half a million objects that live as long as the process."""
     monkeypatch.setattr(inspector, "start", lambda _: None)
+    monkeypatch.setattr(vllm_api, "runs_on_cpu", lambda: False)
     monkeypatch.setattr(vllm_api, "load", lambda: SimpleNamespace(version=gc.isenabled(), path="here"))
     log = FakeLog()
     with ExitStack() as stack:

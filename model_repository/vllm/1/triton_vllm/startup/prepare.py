@@ -219,7 +219,7 @@ def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None
 
 
 def _import(log: Log, until_loaded: ExitStack) -> Vllm:
-    # The process that will inspect the model imports vLLM at the same time as this one.
+    # For a GPU, the process that will inspect the model imports vLLM at the same time as this one.
     ahead = inspector.start(os.environ)
     if ahead is not None:
         until_loaded.callback(ahead.close)
@@ -227,6 +227,8 @@ def _import(log: Log, until_loaded: ExitStack) -> Vllm:
         vllm = vllm_api.load()
     if ahead is not None:
         ahead.lend()
+    elif vllm_api.runs_on_cpu():
+        inspector.inspect_here()
     log.info(f"vLLM {vllm.version} from {vllm.path}")
     return vllm
 
