@@ -176,7 +176,7 @@ def test_a_prefill_of_more_than_a_minute_is_not_ended(serving: Serve, long_argum
     """In one step, in which EngineCore answers nothing."""
     # with random weights, and so many layers that the longest prefill takes a minute on a fast machine, too
     layers = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 12}}
-    whole = {"max_num_batched_tokens": LONG_POSITIONS, "enable_prefix_caching": False}
+    whole = {"max_num_batched_tokens": LONG_POSITIONS, "enable_prefix_caching": False, "kv_cache_memory_bytes": 1 << 30}
     engine = {**long_arguments, **layers, **whole}
     with serving(engine, environment=ONE_THREAD) as server:
         seconds, length = 0.0, 4096
