@@ -170,15 +170,15 @@ def test_a_user_without_a_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPa
 
 def test_on_a_cpu_the_class_is_inspected_in_this_process(tmp_path: Path, registry: ModuleType) -> None:
     """As vLLM asks: a pickled function and the file for its answer. Any other command is run."""
-    inspector.inspect_here("registry_like")
+    inspector.inspect_here("registry_like", _command())
     done = registry.inspect(pickle.dumps((os.getpid, str(tmp_path / "answer"))))
     assert (done.returncode, pickle.loads((tmp_path / "answer").read_bytes())) == (0, os.getpid())
     assert registry.subprocess.run(_command("print(7)"), capture_output=True).stdout == b"7\n"
 
 
 def test_an_error_of_the_class_reaches_vllm(tmp_path: Path, registry: ModuleType) -> None:
-    """Which reports it, as an error of its process."""
-    inspector.inspect_here("registry_like")
+    """It reports an error there as one of its own process."""
+    inspector.inspect_here("registry_like", _command())
     with pytest.raises(FileNotFoundError):
         registry.inspect(pickle.dumps((os.getpid, str(tmp_path / "no folder" / "answer"))))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.startup.devices import parallel_sizes
+from triton_vllm.vllm_api.platform import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,6 @@ measured."""
 MANY_CORES = 8
 """From this number of cores on, two threads send responses, and a GPU's engine may outrun one
 front end. With fewer cores, a second thread only takes time from the engine."""
-THREADS = "OMP_NUM_THREADS"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 EXECUTOR = "distributed_executor_backend"
 _CHOICES = (EXECUTOR, "kv_transfer_config", "numa_bind")

@@ -4,8 +4,8 @@ vLLM inspects a model's class in a new interpreter, so that its own process does
 CUDA. It keeps the answer among its caches. At the first start in a container, this costs one more
 import of vLLM.
 
-For a GPU, that process is started while this one still imports vLLM: 7 to 8 s less on an H200 with
-vLLM 0.22.1. On a CPU there is no CUDA to initialize, so this process inspects the class itself.
+For a GPU, that process is started while this one still imports vLLM. This saves 7 to 8 s on an H200
+with vLLM 0.22.1. On a CPU, no process initializes CUDA. So this process inspects the class itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 REGISTRY = "vllm.model_executor.models.registry"
 
@@ -45,14 +45,7 @@ class Inspector:
 
     def lend(self, registry: str = REGISTRY) -> None:
         """Make vLLM's module ``registry`` use this process if it would run the same command."""
-        # Every vLLM from 0.11 to 0.33 has these names (read in their registry.py). Without them,
-        # vLLM starts its own process.
-        with contextlib.suppress(ImportError):
-            names = vars(importlib.import_module(registry))
-            is_same = names.get("_SUBPROCESS_COMMAND") == self._command
-            if is_same and names.get("subprocess") is subprocess:
-                # vLLM sees a module `subprocess` in which only `run` differs.
-                names["subprocess"] = SimpleNamespace(**{**vars(subprocess), "run": self.run})
+        _replace_run(registry, self._command, self.run)
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Behave like ``subprocess.run``; the first call uses the process that was started ahead.
@@ -98,7 +91,7 @@ def start(environment: Mapping[str, str]) -> Inspector | None:
         # With an answer in the caches, for this model or another, most starts need no process. It
         # would only take processor time.
         if not any((_cache_root(environment) / "modelinfos").glob("*.json")):
-            return Inspector([sys.executable, "-m", REGISTRY])
+            return Inspector(_command())
     return None
 
 
@@ -110,22 +103,36 @@ def is_for_cpu() -> bool:
     return False
 
 
-def inspect_here(registry: str = REGISTRY) -> None:
-    """Make vLLM's module ``registry`` inspect a class in this process."""
+def inspect_here(registry: str = REGISTRY, command: list[str] | None = None) -> None:
+    """Make vLLM's module ``registry`` inspect a class in this process and not by ``command``."""
+    expected = command or _command()
+
+    def run(given: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        if given != expected or options.keys() != {"input", "capture_output"}:
+            return subprocess.run(given, **options)  # noqa: PLW1510 - vLLM looks at it
+        # As vLLM's `_run` does it: the input is a function and the file for its result.
+        inspect, output = pickle.loads(options["input"])  # noqa: S301 - of this process
+        Path(output).write_bytes(pickle.dumps(inspect()))
+        return subprocess.CompletedProcess(given, 0, b"", b"")
+
+    _replace_run(registry, expected, run)
+
+
+def _replace_run(registry: str, command: list[str], run: Callable[..., Any]) -> None:
+    """Replace ``subprocess.run`` in vLLM's module ``registry`` if it would run this command."""
+    # Every vLLM from 0.11 to 0.33 has these names (read in their registry.py). Without them, vLLM
+    # starts its own process.
     with contextlib.suppress(ImportError):
         names = vars(importlib.import_module(registry))
-        own = names.get("_SUBPROCESS_COMMAND")
-
-        def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-            if command != own or options.keys() != {"input", "capture_output"}:
-                return subprocess.run(command, **options)  # noqa: PLW1510 - vLLM looks at it
-            # As vLLM's `_run` does it: the input is a function and the file for its result.
-            inspect, output = pickle.loads(options["input"])  # noqa: S301 - of this process
-            Path(output).write_bytes(pickle.dumps(inspect()))
-            return subprocess.CompletedProcess(command, 0, b"", b"")
-
-        if own and names.get("subprocess") is subprocess:
+        is_same = names.get("_SUBPROCESS_COMMAND") == command
+        if is_same and names.get("subprocess") is subprocess:
+            # vLLM sees a module `subprocess` in which only `run` differs.
             names["subprocess"] = SimpleNamespace(**{**vars(subprocess), "run": run})
+
+
+def _command() -> list[str]:
+    """Return the command with which vLLM inspects a class."""
+    return [sys.executable, "-m", REGISTRY]
 
 
 def _cache_root(environment: Mapping[str, str]) -> Path:

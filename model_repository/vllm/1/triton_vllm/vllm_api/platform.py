@@ -39,8 +39,9 @@ def child_environment() -> dict[str, str]:
         # This stops torch from compiling headers ahead. torch does that again in each container,
         # even if all that it compiles is cached. It took 6 s of a start of 20 s.
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-        # torch then believes what the kernel says of the processor's vector instructions. Otherwise
-        # it compiles and loads a file for each kind: 6 s of the first start on a machine.
+        # Which vector instructions the processor has, torch then takes from /proc/cpuinfo.
+        # Otherwise it also compiles and loads a file for each kind: 6 s of the first start on a
+        # machine.
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
 
@@ -48,11 +49,12 @@ def child_environment() -> dict[str, str]:
 def limit_threads(vllm: Vllm, environment: MutableMapping[str, str]) -> None:
     """Let Torch compute with one CPU thread in this process and in an EngineCore that it starts.
 
-    The operator's own number is kept. On a CPU, Torch's threads are the engine.
+    If the operator has chosen a number, this does nothing. On a CPU, the engine computes with
+    Torch's threads, so they stay.
     """
-    # vLLM does so itself since 0.32, when the model is loaded. Before, it did so only for workers
-    # that are processes of their own, and for the load, too. With a thread for each of 64 cores, a
-    # list of 100,000 token ids stopped all other requests for 1.2 s instead of 0.2 s.
+    # vLLM 0.32 and newer do so themselves once the model is loaded. Older ones do so only in
+    # workers that are separate processes, and before the load. With a thread for each of 64 cores,
+    # a list of 100,000 token ids stopped all other requests for 1.2 s instead of 0.2 s.
     if vllm.limits_threads or runs_on_cpu() or environment.get(THREADS):
         return
     # A spawned EngineCore reads the variable, and a forked one inherits Torch's own setting.
