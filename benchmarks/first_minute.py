@@ -2,19 +2,18 @@
 
     python3 benchmarks/first_minute.py 1f45eb2 HEAD --rounds 5
 
-In each round, each commit gets a fresh clone and an empty home, and then, in this order:
+In each round, each commit gets an empty home. The steps are, in this order:
 
-    empty      a build with an empty cache
-    again      a build with nothing to do
-    first      the first start of the model that the build has made
-    vllm       vLLM's own server with the same engine arguments and environment
-    later      another start of the model
-    wheels     a build in a fresh clone; of the cache, only wheels, their bytecode and what was
-               fetched are left
-    filled     a build in a fresh clone with the whole cache
+    empty      a build in a fresh clone, with an empty cache
+    again      the same build, which has nothing to do
+    first      the first start of the built model
+    vllm       a start of vLLM's own server, with the same engine arguments and environment
+    later      another start of the built model
+    wheels     a build in a fresh clone; the cache has only the fetched files and their bytecode
+    filled     a build in a fresh clone, with the whole cache
 
-A build counts as waiting for a download while bytes arrive and less than a quarter of one core is
-busy. So nothing else may run on the machine. The table goes to a new file next to `--out`.
+Nothing else may run on the machine: a build counts as waiting for a download while bytes arrive
+and less than a quarter of one core is busy. The report is written after each round.
 """
 
 from __future__ import annotations
@@ -62,11 +61,11 @@ class Measured:
     """A build or a start.
 
     Attributes:
-        commit: as it was named on the command line.
-        step: see the text of this file.
+        commit: its name on the command line.
+        step: one of ``BUILDS`` and ``STARTS``.
         seconds: until the command ended, or the server was ready.
-        processor_s: processor time of a build's ended processes; 0 for a start.
-        waited_s: the time in which a build only waited for a download.
+        processor_s: processor time of a build's processes. 0 for a start.
+        waited_s: how long a build only waited for a download.
         received: bytes that the machine received during a build.
         stages: the seconds of each stage of a build.
     """
@@ -192,7 +191,7 @@ def starts(checkout: Path, home: Path, commit: str, work: Path) -> list[Measured
     """Start the model, then vLLM's own server, then the model again."""
     model = checkout / "model_repository" / "vllm"
     arguments = json.loads((model / "vllm_engine_args.json").read_text("utf-8"))
-    # A name is that of a folder next to the file.
+    # The model may be a folder next to this file.
     if (model / arguments["model"]).is_dir():
         arguments["model"] = str(model / arguments["model"])
     setting = Setting(

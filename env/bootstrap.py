@@ -246,13 +246,14 @@ def with_uv(
     from_where = config.uv_arguments()
     if sources:
         from_where = ["--offline", "--no-index", *sources[sources.index("--find-links") :]]
-    options = ["--no-config", "--link-mode", "hardlink", "--require-hashes"]
+    how = ["--link-mode", "hardlink"]
     if serves_another():
-        # Copied and not linked: root gives the files to the owner of the checkout, but not a file
-        # with several links, which may be of root's cache.
+        # Copied: root gives the files to the owner of the checkout, but it does not give away a
+        # file with several links.
         # Compiled now: builds by root write no bytecode into a user's checkout, and would compile
         # all imports each time.
-        options = ["--no-config", "--link-mode", "copy", "--compile-bytecode", "--require-hashes"]
+        how = ["--link-mode", "copy", "--compile-bytecode"]
+    options = ["--no-config", "--require-hashes", *how]
     python = folder / "bin" / "python"
     command = [folder / "bin" / "uv", "pip", "install", "--python", python, *options, *from_where]
     environment = {**without_uv_settings(), **config.uv_environment()}

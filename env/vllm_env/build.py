@@ -1,10 +1,10 @@
 """The build: its stages in their order. Each stage takes what the previous one returned."""
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -142,7 +142,7 @@ class _Build:
                 served = state_before_run(candidate, self.plan.triton.path)
 
                 def serve() -> SmokeResult:
-                    # An error of the stand-in is told after the checks, too.
+                    # If the stand-in could not be made, this raises the error.
                     made = standin.result() if standin else None
                     return self._smoke(candidate, prefix, made)
 
@@ -192,15 +192,9 @@ class _Build:
     def _pack(self, prefix: Prefix) -> tuple[Packed, Future[Path] | None]:
         """Pack the environment; make the stand-in meanwhile if the smoke run will serve it."""
         layout = self.request.layout
-        request = self.request
-        with report.stage(layout.name), contextlib.ExitStack() as until_packed:
-            standin = None
-            # It takes one core for 4 s. What an adopted model serves is known later.
-            if request.smoke and not request.smoke_model and not request.adoption:
-                make = partial(ensure_standin, self.workspace, prefix.python)
-                standin = until_packed.enter_context(beside(make))
-            packed = layout.pack(self.workspace, prefix)
-            until_packed.close()
+        with report.stage(layout.name):
+            with self._making_standin(prefix) as standin:
+                packed = layout.pack(self.workspace, prefix)
             environment = packed.environment
             step = "the environment as it is"
             # An unpacked environment has no size of its own.
@@ -211,6 +205,14 @@ class _Build:
             report.step(step)
         return packed, standin
 
+    def _making_standin(self, prefix: Prefix) -> AbstractContextManager[Future[Path] | None]:
+        request = self.request
+        # What an adopted model serves is known later.
+        if not request.smoke or request.smoke_model or request.adoption:
+            return nullcontext()
+        # It takes one core for 4 s.
+        return beside(partial(ensure_standin, self.workspace, prefix.python))
+
     def _verify_and_serve(
         self, stub: Stub, packed: Packed, serve: Callable[[], SmokeResult]
     ) -> SmokeResult:
@@ -218,16 +220,14 @@ class _Build:
         served: Future[SmokeResult] = Future()
 
         def try_to_serve() -> None:
-            # Told after the checks: what they find is closer to the cause.
+            # The checks come first: their message is closer to the cause.
             try:
                 served.set_result(serve())
             except BaseException as error:  # noqa: BLE001 - raised below
                 served.set_exception(error)
 
         self._verify(stub, packed, try_to_serve)
-        if not served.done():
-            try_to_serve()
-        return served.result()
+        return served.result() if served.done() else serve()
 
     def _verify(
         self, stub: Stub, packed: Packed, serve: Callable[[], object] | None = None

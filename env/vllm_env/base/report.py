@@ -77,7 +77,7 @@ class Console:
 
     @contextmanager
     def _row(self, name: str) -> Iterator[TaskID]:
-        """Show a live row while the block runs, below that of the outer stage if there is one."""
+        """Show a live row while the block runs. An inner stage's row is below the outer stage's."""
         if self._live:
             row = self._live.add_task(name, total=None, detail="")
             try:

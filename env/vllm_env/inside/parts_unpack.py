@@ -112,7 +112,7 @@ def unpack_into(folder: str, parts: str, lock: int | None = None, packed: str = 
         folder: the empty folder.
         parts: the folder of the parts.
         lock: a descriptor that stays open in each process that writes to the folder.
-        packed: the folder that the parts were packed from. Equal files become hard links.
+        packed: the folder that the parts were packed from, if it is here. Equal files become links.
 
     Raises:
         UnpackError: a part is missing or has changed.

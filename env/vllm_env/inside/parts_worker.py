@@ -62,7 +62,10 @@ def _extract(archive: tarfile.TarFile, target: str, packed: str) -> None:
 
 
 def _link(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, packed: str) -> bool:
-    """Compare a file with the one that was packed, and link that; return False if there is none."""
+    """Link a file to the one that was packed; return False if that is missing or looks different.
+
+    If only the contents differ, exit with a message.
+    """
     try:
         status = os.stat(packed)
     except FileNotFoundError:

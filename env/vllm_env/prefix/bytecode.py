@@ -1,14 +1,13 @@
-"""Compile an environment to bytecode; what an earlier build has compiled comes from the cache.
+"""Compile an environment to bytecode, and keep each wheel's bytecode for the next build.
 
-Compiling takes two cores 20 s, a quarter of a build whose wheels are in the cache. Another pin
-shares most of its wheels with the one before.
+Two cores need 20 s to compile an environment. The next pin shares most of its wheels.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from vllm_env.base.machine import EPOCH, NEUTRAL_PREFIX
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
-from .file_owners import Owned
+from .file_owners import Distribution, Owned
 from .relocate import site_packages
 
 # Raise it when the same sources give other bytecode: through compile_tree.py, or a variable below.
@@ -29,7 +28,7 @@ _FORMAT = 1
 # earlier files show in the bytecode: one file in 25,000 differed between two builds. A chunk has
 # files of one package only, so the bytecode of a package is always the same.
 _CHUNK = 64
-# The file of a cache's entry that names its other files.
+# Lists an entry's other files.
 _LIST = "numbers.json"
 
 
@@ -52,40 +51,41 @@ class _Group:
 
 
 def compile_prefix(
-    workspace: Workspace, prefix: Path, python: str, packages: Iterable[Owned]
+    workspace: Workspace, prefix: Path, python: str, installed: Mapping[Distribution, Owned]
 ) -> None:
-    """Compile every source of a prefix. The times of all sources must be EPOCH.
+    """Compile every source of a prefix. Each source must have the time EPOCH.
 
     Args:
         workspace: the cache.
         prefix: the prefix.
         python: the version of its interpreter.
-        packages: the files of each installed wheel.
+        installed: the files of each installed wheel. A file of several counts for the first name.
     """
     tag = "cpython-" + "".join(python.split(".")[:2])
-    groups = _groups(prefix, python, packages)
+    groups = _groups(prefix, python, installed)
     new = [group for group in groups if not _take(workspace, prefix, group, tag)]
     _compile(prefix, new)
     for group in new:
         _keep(workspace, prefix, group, tag)
 
 
-def _groups(prefix: Path, python: str, packages: Iterable[Owned]) -> list[_Group]:
+def _groups(prefix: Path, python: str, installed: Mapping[Distribution, Owned]) -> list[_Group]:
     place = site_packages(prefix).relative_to(prefix)
     left = set(_sources(prefix))
     groups = []
-    for package in packages:
-        # A file of several owners counts for the first one. The key goes by what is installed.
-        own = sorted(left.intersection(f"{place}/{path}" for path in package.files))
+    # Sorted: the order of the installed wheels is that of a folder.
+    for name in sorted(installed):
+        own = sorted(left.intersection(f"{place}/{path}" for path in installed[name].files))
         if own:
             groups.append(_Group(tuple(own), _key(prefix, python, own)))
             left.difference_update(own)
-    # The interpreter's own, and the few that the builder writes.
+    # The interpreter's sources, and the few that the builder writes.
     groups.append(_Group(tuple(sorted(left)), None))
     return groups
 
 
 def _key(prefix: Path, python: str, files: list[str]) -> str:
+    # Of the installed files: a wheel's RECORD may have outdated digests.
     digest = hashlib.sha256(f"{_FORMAT} {python} {NEUTRAL_PREFIX} {EPOCH}".encode())
     for file in files:
         digest.update(f"\0{file}\0".encode())
@@ -106,7 +106,7 @@ def _take(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> bool:
     if not group.key:
         return False
     entry = workspace.cache.path("bytecode", group.key)
-    # An entry whose removal was interrupted lacks the list or files.
+    # If an entry's removal was interrupted, the list or other files are missing.
     try:
         numbers = json.loads((entry / _LIST).read_text("utf-8"))
     except (OSError, ValueError):

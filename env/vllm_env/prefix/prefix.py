@@ -109,7 +109,7 @@ def make_prefix(
         # Bytecode records the time of its source, so the times are set first, and again for the
         # bytecode files.
         set_times(prefix)
-        compile_prefix(workspace, prefix, lock.python, distributions.values())
+        compile_prefix(workspace, prefix, lock.python, distributions)
         set_times(prefix)
         # Later builds use only a prefix that has this file.
         (entry / ".complete").touch()

@@ -1,4 +1,4 @@
-"""Run checks at the same time: most of them wait for an interpreter that imports vLLM."""
+"""Run jobs at the same time: most of them wait for an interpreter that imports vLLM or torch."""
 
 import contextlib
 import contextvars
@@ -31,9 +31,9 @@ def together(*checks: Callable[[], Any], at_once: int | None = None) -> list[Any
 
 @contextlib.contextmanager
 def beside(job: Callable[[], Any]) -> Iterator[Future[Any]]:
-    """Run a job in a thread while the block runs; yield its future, which is done after the block.
+    """Run a job in a thread while the block runs, and yield its future.
 
-    If the block fails, the job's programs are ended.
+    After the block, the job is done. If the block fails, the job's programs are ended.
     """
     with ThreadPoolExecutor(1) as pool, ended_together():
         yield pool.submit(contextvars.copy_context().run, job)

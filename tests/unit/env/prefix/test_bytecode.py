@@ -14,7 +14,7 @@ from vllm_env import inside
 from vllm_env.base.machine import EPOCH
 from vllm_env.prefix import bytecode
 from vllm_env.prefix.bytecode import compile_prefix
-from vllm_env.prefix.file_owners import Owned
+from vllm_env.prefix.file_owners import Distribution, Owned
 
 PYTHON = platform.python_version()
 PACKAGES = Path(f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")
@@ -24,10 +24,14 @@ SOURCES = {
     "two.py": "Y = {'a', 'b'}\n",
     "common.py": "Z = 2\n",
 }
-OWNED = [
-    Owned({"one/__init__.py": "sha256=1", "one/broken.py": "sha256=2", "common.py": "sha256=3", "one/data.txt": "sha256=4"}),
-    Owned({"two.py": "sha256=5", "common.py": "sha256=6", "removed.py": "sha256=7", "../../../bin/script.py": "sha256=8"}),
-]
+OWNED = {
+    Distribution("one", "1"): Owned(
+        {"one/__init__.py": "sha256=1", "one/broken.py": "sha256=2", "common.py": "sha256=3", "one/data.txt": "sha256=4"}
+    ),
+    Distribution("two", "1"): Owned(
+        {"two.py": "sha256=5", "common.py": "sha256=6", "removed.py": "sha256=7", "../../../bin/script.py": "sha256=8"}
+    ),
+}
 
 
 @pytest.fixture
@@ -60,7 +64,7 @@ def test_the_cache_gives_what_would_be_compiled(tmp_path: Path, totals: list[str
     own = {"hook.py": "H = 1\n"}
     first, second, fresh = (prefix_in(tmp_path / name / "env", own) for name in ("first", "second", "fresh"))
     compile_prefix(workspace_in(tmp_path / "cache"), first, PYTHON, OWNED)
-    compile_prefix(workspace_in(tmp_path / "cache"), second, PYTHON, OWNED)
+    compile_prefix(workspace_in(tmp_path / "cache"), second, PYTHON, dict(reversed(OWNED.items())))
     compile_prefix(workspace_in(tmp_path / "other"), fresh, PYTHON, OWNED)
     assert compiled(first) == compiled(second) == compiled(fresh)
     names = {Path(name).name.partition(".")[0]: name for name in compiled(first)}
@@ -135,5 +139,5 @@ def test_bytecode_is_compiled_with_a_fixed_hash_seed(tmp_path: Path, monkeypatch
     monkeypatch.setattr(inside, "FOLDER", tmp_path)
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     monkeypatch.setenv("PYTHONHASHSEED", "random")
-    compile_prefix(workspace_in(tmp_path / "cache"), prefix_in(tmp_path / "made" / "env"), PYTHON, [])
+    compile_prefix(workspace_in(tmp_path / "cache"), prefix_in(tmp_path / "made" / "env"), PYTHON, {})
     assert [line.strip() for line in totals] == ["0 PYTHONHASHSEED"]
