@@ -194,7 +194,8 @@ def run_cell(
             # vLLM spins for 1 s after its last request, and would slow the next target down.
             time.sleep(options.settle)
             measured, used = measure(target, load_of(cell, options, seed=number + 1))
-            rounds.append(report.Round(cell, target.name, number, measured, used))
+            memory = target.resident()
+            rounds.append(report.Round(cell, target.name, number, measured, used, memory))
     # Within a target, sorting keeps the rounds as they are.
     names = [target.name for target in targets]
     return sorted(rounds, key=lambda entry: names.index(entry.target))

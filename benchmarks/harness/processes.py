@@ -65,7 +65,10 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def resident(process: psutil.Process) -> int:
-    """Return the resident memory of a process in bytes."""
+    """Return the resident memory of a process in bytes.
+
+    A sum over processes counts a page that they share once for each of them.
+    """
     return process.memory_info().rss
 
 

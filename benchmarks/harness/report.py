@@ -65,6 +65,8 @@ class Round:
     measured: Measurement
     # Over this measurement, by role. The load generator is "load".
     cpu_s: dict[str, float]
+    # Resident memory of the target's processes right after this measurement, by role.
+    memory_bytes: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,13 @@ def table(rounds: list[Round]) -> str:
             values = [getattr(entry.measured, column.name) * column.factor for entry in mine]
             figures.append(median_and_range(values, column.digits))
         figures[1:1] = [median_and_range(ratios(rounds, target, base), 2) for base in bases]
+        memory = [sum(entry.memory_bytes.values()) / 1e9 for entry in mine]
+        figures.append(median_and_range(memory, 2))
         # A role that would be shown as 0.000 is left out.
         seconds = per_thousand(mine).items()
         used = [f"{role} {value:.3f}" for role, value in seconds if value >= 0.0005]
         rows.append([target, *figures, ", ".join(used)])
-    return markdown(["target", *heads, "CPU s per 1000 tokens"], rows)
+    return markdown(["target", *heads, "memory GB", "CPU s per 1000 tokens"], rows)
 
 
 def write(out: Path, title: str, machine: Machine, notes: list[str], rounds: list[Round]) -> None:

@@ -205,7 +205,7 @@ class Server:
         return executors.executor_of(roles)
 
     def resident(self) -> dict[str, float]:
-        """Return the resident bytes, by role."""
+        """Return the resident bytes, by role; see ``processes.resident``."""
         return processes.by_role(self.running().pid, processes.resident)
 
     def stop(self) -> None:

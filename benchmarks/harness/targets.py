@@ -46,6 +46,9 @@ class Target(Protocol):
     def cpu(self) -> dict[str, float]:
         """Return the CPU seconds used so far, by role."""
 
+    def resident(self) -> dict[str, float]:
+        """Return the resident bytes, by role."""
+
     def stop(self) -> None:
         """End every process of it."""
 
@@ -199,6 +202,10 @@ class PortTarget:
     def cpu(self) -> dict[str, float]:
         """See ``Target``."""
         return self._triton.cpu()
+
+    def resident(self) -> dict[str, float]:
+        """See ``Target``."""
+        return self._triton.resident()
 
     def stop(self) -> None:
         """Do nothing: the Triton target ends."""

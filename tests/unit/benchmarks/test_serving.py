@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +34,19 @@ def options(*arguments: str) -> Any:
 
 
 def round_of(cell: Any, target: str, number: int, **figures: float) -> Any:
-    """Return a round with these figures; the others are one."""
-    from harness.metrics import Measurement
+    """Return a round with these figures; the others are one. Each round has a gigabyte more than the last."""
     from harness.report import Round
 
+    memory = {"server": (number + 1) * 1e9, "stub": 0.5e9}
+    return Round(cell, target, number, measurement(**figures), {"server": 0.5, "load": 9.0}, memory)
+
+
+def measurement(**figures: float) -> Any:
+    """Return a measurement with these figures; the others are one."""
+    from harness.metrics import Measurement
+
     given: dict[str, Any] = dict.fromkeys(Measurement.__dataclass_fields__, 1.0)
-    return Round(cell, target, number, Measurement(**{**given, **figures}), {"server": 0.5, "load": 9.0})
+    return Measurement(**{**given, **figures})
 
 
 def cell(in_flight: int = 8, **values: Any) -> Any:
@@ -63,6 +72,8 @@ def test_the_table_has_medians_with_their_ranges() -> None:
     assert shown["/ openai"] == "1.10 (0.90-1.20)"
     assert shown["ITL p99 ms"] == "2.0 (1.0-3.0)"
     assert shown["pieces an answer"] == "61.0 (60.0-62.0)"
+    # of all roles together
+    assert shown["memory GB"] == "2.50 (1.50-3.50)"
     assert dict(zip(head, openai, strict=True))["/ openai"] == "1.00 (1.00-1.00)"
     assert "/ engine" not in head
     assert "unfinished" not in head
@@ -99,6 +110,59 @@ def test_shares_are_of_the_slowest_targets_capacity(serving: Any) -> None:
     assert [each.rate for each in found] == pytest.approx([15.5, 20, 24.8])
     assert all(each.stream and each.in_flight == 512 for each in found)
     assert "31 requests/s, the slowest's (triton)" in notes[0]
+
+
+def test_a_round_has_the_memory_right_after_its_load(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warm-up is one load, and each round is another."""
+    target = GrowingTarget()
+    monkeypatch.setattr(serving, "first_in_line", nullcontext)
+    rounds = serving.run_cell([target], cell(), options("--rounds", "2", "--settle", "0"))
+    assert [entry.memory_bytes for entry in rounds] == [{"server": 2e9}, {"server": 3e9}]
+
+
+class GrowingTarget:
+    """A target whose memory grows by a gigabyte with each load."""
+
+    name = "triton"
+
+    def __init__(self) -> None:
+        self.loads = 0
+
+    def measure(self, load: Any) -> Any:
+        self.loads += 1
+        return measurement()
+
+    def cpu(self) -> dict[str, float]:
+        return {"server": 1.0}
+
+    def resident(self) -> dict[str, float]:
+        return {"server": self.loads * 1e9}
+
+
+def test_memory_is_that_of_a_servers_whole_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the processes that it has started; the OpenAI port has those of its Triton."""
+    import psutil
+
+    from harness import processes
+    from harness.servers import Setting
+    from harness.targets import PortTarget, TritonTarget
+
+    # memory changes all the time, a process's number never
+    monkeypatch.setattr(processes, "resident", lambda process: process.pid)
+    server = TritonTarget(Setting.of(options(), {}, tmp_path))
+    # it writes a line when its child is there
+    server.launch(["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE)
+    started = server.running()
+    assert started.stdout
+    try:
+        assert started.stdout.readline()
+        (child,) = psutil.Process(started.pid).children()
+        for target in (server, PortTarget(server)):
+            assert sum(target.resident().values()) == started.pid + child.pid
+    finally:
+        processes.end_session(started.pid, patience_s=0)
+        started.wait()
+        started.stdout.close()
 
 
 def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
@@ -168,7 +232,8 @@ def test_a_report_is_written(tmp_path: Path) -> None:
     assert "## streaming, open loop, 12.5 requests/s, 32 + 64 tokens" in text
     assert "## streaming, 8 in flight, 32 + 64 tokens" in text
     assert text.count("| triton |") == 2
-    assert len(json.loads((tmp_path / "run.json").read_text())["rounds"]) == 4
+    written = json.loads((tmp_path / "run.json").read_text())["rounds"]
+    assert [entry["memory_bytes"] for entry in written] == [{"server": 1e9, "stub": 0.5e9}] * 4
 
 
 def test_the_page_names_every_load_and_figure() -> None:
@@ -186,6 +251,7 @@ def test_the_page_names_every_load_and_figure() -> None:
     assert len(named) > 9
     figures = {re.sub(r" (p50|p99|ms)", "", column.head) for column in _COLUMNS if column.name != "unfinished"}
     assert all(figure in page for figure in figures)
+    assert "| memory |" in page
 
 
 @pytest.mark.parametrize("allowed", [True, False])
