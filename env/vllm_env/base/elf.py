@@ -1,5 +1,6 @@
 """Read from ELF files the fields that ld.so uses: library names, search paths, symbol versions."""
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ _IDENT = b"\x7fELF\x02\x01"
 _X86_64 = (62).to_bytes(2, "little")
 # Nine tenths of an environment's files have these endings, and no ELF file has one of them.
 # To open these 50,000 files would take longer than everything else here.
-_NEVER_ELF = (
+NEVER_ELF = (
     ".py",
     ".pyc",
     ".pyi",
@@ -67,12 +68,23 @@ def walk(folder: str) -> Iterator[tuple[str, bool]]:
                 # A link to a folder would make its files appear twice.
                 if not entry.is_dir():
                     yield entry.path, True
-            elif entry.is_file() and not entry.name.endswith(_NEVER_ELF):
+            elif entry.is_file() and not entry.name.endswith(NEVER_ELF):
                 yield entry.path, False
 
 
 def read_dynamic_section(path: str | Path) -> DynamicSection | None:
     """Return the dynamic section of a program or library for x86-64; None for any other file."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _read_once(str(path), version)
+
+
+# A build reads 500 libraries for what they need, and again for their paths. pyelftools takes 0.6 s.
+@functools.cache
+def _read_once(path: str, _version: tuple[int, ...]) -> DynamicSection | None:
     try:
         with open(path, "rb") as stream:
             head = stream.read(20)

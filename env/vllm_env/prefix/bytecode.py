@@ -3,6 +3,7 @@
 Two cores need 20 s to compile an environment. The next pin shares most of its wheels.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -38,11 +39,11 @@ class _Group:
 
     Attributes:
         sources: their paths, relative to the prefix and sorted.
-        key: the key of their bytecode in the cache. None if it is not kept.
+        key: the key of their bytecode in the cache.
     """
 
     sources: tuple[str, ...]
-    key: str | None
+    key: str
 
     def compiled(self, tag: str) -> list[str]:
         """Return the paths of the bytecode, relative to the prefix, in the order of the sources."""
@@ -80,7 +81,8 @@ def _groups(prefix: Path, python: str, installed: Mapping[Distribution, Owned]) 
             groups.append(_Group(tuple(own), _key(prefix, python, own)))
             left.difference_update(own)
     # The interpreter's sources, and the few that the builder writes.
-    groups.append(_Group(tuple(sorted(left)), None))
+    rest = sorted(left)
+    groups.append(_Group(tuple(rest), _key(prefix, python, rest)))
     return groups
 
 
@@ -103,31 +105,31 @@ def _sources(prefix: Path) -> list[str]:
 
 def _take(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> bool:
     """Link a group's bytecode from the cache; return whether the cache has it."""
-    if not group.key:
-        return False
     entry = workspace.cache.path("bytecode", group.key)
     # If an entry's removal was interrupted, the list or other files are missing.
     try:
+        present = {file.name for file in entry.iterdir()}
         numbers = json.loads((entry / _LIST).read_text("utf-8"))
     except (OSError, ValueError):
         return False
-    if not all((entry / f"{number}.pyc").is_file() for number in numbers):
+    if not present.issuperset(f"{number}.pyc" for number in numbers):
         return False
     compiled = group.compiled(tag)
+    for folder in {compiled[number].rpartition("/")[0] for number in numbers}:
+        (prefix / folder).mkdir(exist_ok=True)
     for number in numbers:
-        target = prefix / compiled[number]
-        target.parent.mkdir(exist_ok=True)
+        # A string, not a Path, which is slower for 25,000 files.
+        target = f"{prefix}/{compiled[number]}"
         # A wheel may bring bytecode of its own. That file is a link to uv's.
-        target.unlink(missing_ok=True)
-        link_or_copy(str(entry / f"{number}.pyc"), str(target))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(target)  # noqa: PTH108
+        link_or_copy(f"{entry}/{number}.pyc", target)
     touch(entry)
     return True
 
 
 def _keep(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> None:
     """Link a group's bytecode into the cache."""
-    if not group.key:
-        return
     with workspace.cache.staging() as staging:
         entry = staging / "entry"
         entry.mkdir()

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_env.base.elf import NEVER_ELF
+
 from .strip import strip_symbols
 
 
@@ -59,11 +61,11 @@ RULES = (
     ),
     Rule("pkg-config", "only builds read them", r"(lib|share)/pkgconfig"),
     Rule("manuals", "nobody reads manuals in a server's environment", r"share/(man|doc|info)"),
-    # Last, because the first rule that matches a file counts, and this one matches every file.
+    # Last, because the first rule that matches a file counts, and this one matches nearly all.
     Rule(
         "symbols",
         "tables in programs and libraries that a debugger reads and the loader does not",
-        r".+",
+        rf".+(?<!{')(?<!'.join(map(re.escape, NEVER_ELF))})",
         inside=True,
     ),
 )
