@@ -1,17 +1,131 @@
 """Prints what an interpreter that Triton starts finds in the environment.
 
-It runs there as the text of ``python3 -c``. Its argument is a JSON list of modules to import. The
-answer is one line of its output, ``vllm_env-probe JSON``.
+It runs there as the text of ``python3 -c``. Its argument is a JSON object:
+
+    modules: names of modules to import; those that do not exist are skipped.
+    later: null, or what to import afterwards, each module for itself:
+        profile: ``cpu`` or ``cuda``.
+        modules: names; one that ends in ``.*`` stands for the modules of a package.
+        seconds: the limit for each module. All together may take five times as long.
+
+The answer is one line of its output, ``vllm_env-probe JSON``.
 """
 # os.path, because the interpreter has loaded it anyway.
-# ruff: noqa: PTH100, PTH110, PTH116
+# ruff: noqa: PTH100, PTH110, PTH116, PTH118
 
+import ctypes
 import importlib
+import importlib.metadata
 import importlib.util
 import json
+import multiprocessing
 import os
+import pkgutil
+import signal
 import struct
 import sys
+import time
+import traceback
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _failure(name: str) -> Any:
+    """Import a module; return None or a failure (see ``Started`` in verify/launcher_check.py)."""
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001 - SystemExit is a failure, too
+        chain = [error]
+        while chain[-1].__cause__ and chain[-1].__cause__ not in chain:
+            chain.append(chain[-1].__cause__)
+        absent = _absent_module(name, chain)
+        owners = []
+        if absent:
+            # A distribution may have another name than its module: PIL is pillow's.
+            top = absent.partition(".")[0]
+            owners = importlib.metadata.packages_distributions().get(top, [top])
+        # The frames of importlib have names such as "<frozen importlib._bootstrap>".
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = [frame for frame in frames if not frame.filename.startswith("<")][-1]
+        texts = ["".join(traceback.format_exception_only(link)).strip() for link in chain]
+        return {
+            "text": " <- ".join(texts)[-1000:],
+            "place": f"{frame.filename}:{frame.lineno}",
+            "absent": absent,
+            "owners": owners,
+        }
+    return None
+
+
+def _absent_module(name: str, chain: list[BaseException]) -> str:
+    """Return the module that is missing as a whole, or an empty string."""
+    names = [link.name for link in chain if isinstance(link, ModuleNotFoundError) and link.name]
+    if not names:
+        return ""
+    absent = names[0]
+    if f"{name}.".startswith(f"{absent}."):
+        return absent
+    # If the package itself is there, it only lacks a module that another package asks for.
+    top = absent.partition(".")[0]
+    return "" if top in sys.modules or importlib.util.find_spec(top) else absent
+
+
+def _take_cuda(answers: dict[str, Any]) -> None:
+    """Make vLLM use its CUDA platform without a GPU."""
+    answers["vllm.platforms"] = _failure("vllm.platforms")
+    if platforms := sys.modules.get("vllm.platforms"):
+        plugins = getattr(platforms, "builtin_platform_plugins", {})
+        plugins["cuda"] = lambda: "vllm.platforms.cuda.CudaPlatform"
+        answers["vllm.platforms.cuda"] = _failure("vllm.platforms.cuda")
+    # Some modules decide by the capability what to import. 9.0 is that of an H100.
+    if cuda := sys.modules.get("vllm.platforms.cuda"):
+        capability = sys.modules["vllm.platforms.interface"].DeviceCapability(9, 0)
+        cuda.CudaPlatform.get_device_capability = classmethod(
+            lambda *_arguments, **_named: capability
+        )
+
+
+def _expanded(name: str) -> list[str]:
+    if not name.endswith(".*"):
+        return [name]
+    top, *inner = name.split(".")[:-1]
+    spec = importlib.util.find_spec(top)
+    places = (spec and spec.submodule_search_locations) or []
+    folders = [os.path.join(place, *inner) for place in places]
+    return [f"{name[:-1]}{module.name}" for module in pkgutil.iter_modules(folders)]
+
+
+def _import_all(names: list[str], answers: Any) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for name in names:
+        answers.send(_failure(name))
+
+
+def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any]) -> None:
+    context = multiprocessing.get_context("fork")
+    ends = time.monotonic() + 5 * seconds
+    # After a failure, a new child imports the rest: a half imported module would make others fail.
+    while names:
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_import_all, args=(names, sender))
+        child.start()
+        sender.close()
+        failure: dict[str, Any] | None = None
+        while names and not failure:
+            try:
+                left = ends - time.monotonic()
+                in_time = receiver.poll(max(0.0, min(seconds, left)))
+                failure = receiver.recv() if in_time else {"slow": True}
+            except EOFError:
+                child.join()
+                code = child.exitcode or 0
+                end = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+                text = f"the process ended with {end}"
+                failure = {"text": text, "place": "", "absent": "", "owners": []}
+            answers[names.pop(0)] = failure
+        child.kill()
+        child.join()
 
 
 def _exists(name: str) -> bool:
@@ -49,16 +163,29 @@ def _is_stale(module: object) -> bool:
 
 def main() -> None:
     """Import the modules and print the answer."""
-    # The encoding and the variables are those before an import: a module may change them.
+    # 1) The encoding and the variables are those before an import: a module may change them.
     with open(os.devnull) as stream:
         encoding = stream.encoding
     environment = dict(os.environ)
-    names = [name for name in json.loads(sys.argv[1]) if _exists(name)]
+    question = json.loads(sys.argv[1])
+    later = question["later"]
+    failures: dict[str, Any] = {}
+    if later:
+        # The alarm ends this process.
+        signal.alarm(int(5 * later["seconds"]))
+        if later["profile"] == "cuda":
+            _take_cuda(failures)
+    # 2) Import what a start imports.
     imported = {}
-    for name in names:
+    for name in filter(_exists, question["modules"]):
         module = importlib.import_module(name)
         imported[name] = [_file_of(module), str(getattr(module, "__version__", ""))]
+    signal.alarm(0)
     modules = [module for module in list(sys.modules.values()) if _file_of(module)]
+    # 3) Import the others in children, which have what was imported here.
+    if later:
+        names = [name for pattern in later["modules"] for name in _expanded(pattern)]
+        _import_in_children(names, later["seconds"], failures)
     answer = {
         "encoding": encoding,
         "prefix": sys.prefix,
@@ -67,6 +194,7 @@ def main() -> None:
         "imported": imported,
         "files": sorted({os.path.abspath(_file_of(module)) for module in modules}),
         "stale": sorted(module.__name__ for module in modules if _is_stale(module)),
+        "failures": {name: failure for name, failure in failures.items() if failure},
     }
     sys.stdout.write(f"\nvllm_env-probe {json.dumps(answer)}\n")
 

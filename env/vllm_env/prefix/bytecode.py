@@ -1,4 +1,4 @@
-"""Compile an environment to bytecode, and keep each wheel's bytecode for the next build.
+"""Compile an environment to bytecode, and keep each package's bytecode for the next build.
 
 Two cores need 20 s to compile an environment. The next pin shares most of its wheels.
 """
@@ -65,7 +65,8 @@ def compile_prefix(
     tag = "cpython-" + "".join(python.split(".")[:2])
     groups = _groups(prefix, python, installed)
     new = [group for group in groups if not _take(workspace, prefix, group, tag)]
-    _compile(prefix, new)
+    if new:
+        _compile(prefix, new)
     for group in new:
         _keep(workspace, prefix, group, tag)
 
@@ -81,8 +82,8 @@ def _groups(prefix: Path, python: str, installed: Mapping[Distribution, Owned]) 
             groups.append(_Group(tuple(own), _key(prefix, python, own)))
             left.difference_update(own)
     # The interpreter's sources, and the few that the builder writes.
-    rest = sorted(left)
-    groups.append(_Group(tuple(rest), _key(prefix, python, rest)))
+    if rest := sorted(left):
+        groups.append(_Group(tuple(rest), _key(prefix, python, rest)))
     return groups
 
 

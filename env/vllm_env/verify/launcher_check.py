@@ -7,7 +7,7 @@ There are two generations of the launcher (src/stub_launcher.cc). Up to 25.07, b
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,23 @@ _REASONS = (
 
 
 @dataclass(frozen=True)
+class Later:
+    """Modules to import after those of a start, each for itself.
+
+    Attributes:
+        profile: ``cpu``, or ``cuda``: vLLM then takes its CUDA platform without a GPU.
+        modules: names; one that ends in ``.*`` stands for the modules of a package.
+        seconds: the time for each module.
+        variables: what the interpreter gets for them.
+    """
+
+    profile: str
+    modules: tuple[str, ...]
+    seconds: float
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Started:
     """The probe's findings in an interpreter of the environment.
 
@@ -66,6 +83,9 @@ class Started:
         imported: file and version by module name.
         files: the files of all imported modules.
         stale: the names of the modules whose bytecode does not fit their source.
+        failures: why later modules could not be imported, by name: ``text``, ``place`` (file and
+            line), ``absent`` (the missing module) and ``owners`` (distributions that have such a
+            module). Or only ``slow``: the import took too long.
     """
 
     encoding: str
@@ -75,14 +95,25 @@ class Started:
     imported: Mapping[str, Sequence[str]]
     files: Sequence[str]
     stale: Sequence[str]
+    failures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def start(
-    workspace: Workspace, environment: Path, modules: tuple[str, ...], *, activates: bool
+    workspace: Workspace,
+    environment: Path,
+    modules: tuple[str, ...],
+    *,
+    activates: bool,
+    later: Later | None = None,
 ) -> Started:
     """Start the environment's interpreter as Triton's stub launcher does, and import modules there.
 
-    ``activates`` says whether it is a launcher up to 25.07, which sources ``bin/activate``.
+    Args:
+        workspace: the cache.
+        environment: the unpacked environment.
+        modules: imported one after another. Those that do not exist are skipped.
+        activates: whether it is a launcher up to 25.07, which sources ``bin/activate``.
+        later: imported afterwards.
 
     Raises:
         VllmEnvError: the interpreter does not start, or an import fails; the error has its last
@@ -100,29 +131,30 @@ def start(
             numpy = "raise ImportError('a numpy from outside the environment')\n"
             (folder / "numpy.py").write_text(numpy)
         variables = {"HOME": str(home), "PYTHONPATH": str(foreign)}
+        if later:
+            variables |= later.variables
+        question = {"modules": modules, "later": later and asdict(later)}
         releases = "up to 25.07" if activates else "since 25.08"
         what = f"start the environment as Triton {releases} does"
         try:
-            answer = ask(environment, _PROBE, modules, variables, activates=activates, what=what)
+            answer = _ask(environment, question, variables, activates=activates, what=what)
         except CommandError as error:
             raise _explained(error) from error
     return Started(**answer)
 
 
-def ask(
+def _ask(
     environment: Path,
-    probe: Path,
-    question: Any,
+    question: Mapping[str, Any],
     variables: Mapping[str, str],
     *,
     activates: bool,
     what: str,
 ) -> dict[str, Any]:
-    """Run a probe in the environment's interpreter, and return its answer.
+    """Run the probe in the environment's interpreter, and return its answer.
 
     Args:
         environment: the unpacked environment.
-        probe: the probe's source; it prints one line with its answer as JSON.
         question: the probe gets it as JSON.
         variables: the probe gets these and none of this process; HOME is its working folder.
         activates: whether this generation of the launcher sources ``bin/activate``.
@@ -131,7 +163,7 @@ def ask(
     Raises:
         CommandError: the probe does not start, or fails; the error has its last lines of output.
     """
-    program = ["python3", "-c", probe.read_text("utf-8"), json.dumps(question)]
+    program = ["python3", "-c", _PROBE.read_text("utf-8"), json.dumps(question)]
     output = run(
         _command(environment, variables, program, activates=activates),
         what=what,
@@ -230,8 +262,10 @@ def _is_inside(path: str, environment: Path) -> bool:
     return Path(path).resolve().is_relative_to(environment.resolve())
 
 
-def check_start(workspace: Workspace, environment: Path, expected: Expected) -> Started:
-    """Import vLLM as the release's launcher would, and return the findings.
+def check_start(
+    workspace: Workspace, environment: Path, expected: Expected, later: Later | None = None
+) -> Started:
+    """Import vLLM as the release's launcher would, then what comes later; return the findings.
 
     Raises:
         VllmEnvError: an import fails, or a module comes from outside the environment, or its
@@ -239,7 +273,7 @@ def check_start(workspace: Workspace, environment: Path, expected: Expected) -> 
     """
     arrays = tuple(name for name in ("numpy", "torch") if name in expected.versions)
     modules = (*arrays, "vllm", "vllm.v1.engine.async_llm")
-    started = start(workspace, environment, modules, activates=expected.activates)
+    started = start(workspace, environment, modules, activates=expected.activates, later=later)
     judge(started, environment, expected.versions)
     # The probe skips modules that do not exist.
     if "vllm" not in started.imported:

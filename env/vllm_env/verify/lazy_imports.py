@@ -1,27 +1,27 @@
-"""Import modules that vLLM imports only at its first request or on a GPU.
+"""Import vLLM, and then the modules that it imports only at its first request or on a GPU.
 
-A module that fails is broken, or it misses a driver or a package that it can do without.
+One process does both: an import of vLLM takes 6 s of a core. A later module that fails is broken,
+or it misses a driver or a package that it can do without.
 """
 # Seen: two CUDA packages had overwritten each other's files. Nothing noticed it before
 # ``import flashinfer`` on the GPU.
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from vllm_env import inside
 from vllm_env.base import report
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.workspace import Workspace
 
 from .driver_standin import write_driver_standin
-from .launcher_check import ask
+from .launcher_check import Later, check_start
 from .tree_rules import Expected
 
-_PROBE = inside.FOLDER / "lazy_probe.py"
 # Per module. The slowest one took 4 s on two cores.
 _SECONDS = 60.0
 # The modules of each profile. Those of other platforms are not listed: they would fail here, and
@@ -87,10 +87,10 @@ _NO_DEVICE = re.compile(
 )
 
 
-def check_lazy_imports(
+def check_imports(
     workspace: Workspace, environment: Path, expected: Expected, seconds: float = _SECONDS
 ) -> tuple[str, ...]:
-    """Import the modules that vLLM imports after its start on the profile's platform.
+    """Import vLLM as the release's launcher would, then the modules that vLLM imports later.
 
     Args:
         workspace: the cache.
@@ -99,20 +99,73 @@ def check_lazy_imports(
         seconds: the time for each module.
 
     Returns:
-        Notes for the user: modules that took longer, so that the result is unknown.
+        Notes for the user: modules without bytecode, and modules that took longer, so that the
+        result is unknown.
 
     Raises:
-        VllmEnvError: a module is broken. A missing driver, or a missing package that is not in
-            the lock, is not an error.
+        VllmEnvError: the environment does not start, or a module is broken. A missing driver, or a
+            missing package that is not in the lock, is not an error.
     """
-    modules = (*_MODULES.get(expected.profile, ()), *_EVERYWHERE)
-    failures = import_each(workspace, environment, modules, expected, seconds)
+    with later_imports(workspace, environment, expected, seconds) as later:
+        started = check_start(workspace, environment, expected, later)
+    notes = judge_failures(started.failures, environment, expected.versions)
+    if started.stale:
+        names = ", ".join(started.stale[:3])
+        modules = f"{len(started.stale)} of {len(started.files)} modules"
+        notes = (f"{modules} have no bytecode that fits ({names}, …): slower starts", *notes)
+    return notes
+
+
+@contextlib.contextmanager
+def later_imports(
+    workspace: Workspace,
+    environment: Path,
+    expected: Expected,
+    seconds: float = _SECONDS,
+    modules: tuple[str, ...] | None = None,
+) -> Iterator[Later]:
+    """Yield what vLLM imports later, or ``modules``. For ``cuda``, make a stand-in of the driver.
+
+    The stand-in lasts until the block ends.
+    """
+    profile = expected.profile
+    names = (*_MODULES.get(profile, ()), *_EVERYWHERE) if modules is None else modules
+    if profile != "cuda":
+        yield Later(profile, names, seconds)
+        return
+    with workspace.cache.staging() as scratch:
+        # Without the stand-in, a missing driver and a broken package look the same.
+        if not write_driver_standin(environment, scratch):
+            report.note(
+                "there is no C compiler (add ziglang to the spec): "
+                "modules that need a driver are not imported"
+            )
+            names = tuple(name for name in names if name in _EVERYWHERE)
+        # vLLM takes an empty list as a device that comes later. Triton's kernels are then defined
+        # as on a GPU.
+        variables = {"LD_LIBRARY_PATH": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
+        yield Later(profile, names, seconds, variables)
+
+
+def judge_failures(
+    failures: Mapping[str, Mapping[str, Any]], environment: Path, versions: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return notes for the user about failed imports.
+
+    Args:
+        failures: as in ``Started``.
+        environment: the unpacked environment.
+        versions: the locked versions by normalised name.
+
+    Raises:
+        VllmEnvError: a module is broken.
+    """
     broken = {}
     slow = []
     for name, failure in failures.items():
         if failure.get("slow"):
             slow.append(name)
-        elif is_broken(failure, expected.versions):
+        elif is_broken(failure, versions):
             broken[name] = failure
         else:
             report.debug(f"{name}: {failure['text']}")
@@ -120,50 +173,7 @@ def check_lazy_imports(
         raise _error(broken, environment)
     if not slow:
         return ()
-    names = ", ".join(slow)
-    return (f"not known after {seconds:.0f} s whether these can be imported: {names}",)
-
-
-def import_each(
-    workspace: Workspace,
-    environment: Path,
-    modules: tuple[str, ...],
-    expected: Expected,
-    seconds: float,
-) -> dict[str, dict[str, Any]]:
-    """Import modules one after another, in forked processes; return the failures by module.
-
-    Returns:
-        A failure has ``text``, ``place`` (file and line), ``absent`` (the missing module) and
-        ``owners`` (distributions that have such a module). Or it has only ``slow``: the import
-        took more than ``seconds``.
-
-    Raises:
-        CommandError: the interpreter does not start, or the modules that vLLM imports first end
-            it.
-    """
-    with workspace.cache.staging() as scratch:
-        variables = {"HOME": str(scratch)}
-        if expected.profile == "cuda":
-            # Without the stand-in, a missing driver and a broken package look the same.
-            if not write_driver_standin(environment, scratch):
-                report.note(
-                    "there is no C compiler (add ziglang to the spec): "
-                    "modules that need a driver are not imported"
-                )
-                modules = tuple(name for name in modules if name in _EVERYWHERE)
-            # vLLM takes an empty list as a device that comes later. Triton's kernels are then
-            # defined as on a GPU.
-            variables |= {"LD_LIBRARY_PATH": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
-        answers = ask(
-            environment,
-            _PROBE,
-            {"profile": expected.profile, "modules": modules, "seconds": seconds},
-            variables,
-            activates=expected.activates,
-            what="import what vLLM imports after its start",
-        )
-    return {name: failure for name, failure in answers.items() if failure}
+    return (f"not known, because it takes too long: whether {', '.join(slow)} can be imported",)
 
 
 def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:

@@ -21,8 +21,8 @@ from vllm_env.prefix.needed_libraries import check_missing_libraries, find_neede
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
 from .compiler_check import check_compiler
-from .launcher_check import check_start, judge, start
-from .lazy_imports import check_lazy_imports
+from .launcher_check import judge, start
+from .lazy_imports import check_imports
 from .leaked_paths import build_places, check_leaks
 from .together import together
 from .tree_rules import Expected, check_tree, check_versions
@@ -130,30 +130,20 @@ def verify_tree(
     report.step("rules of the loader")
     check_tree(environment, expected)
     report.step("shared libraries, paths of the build, imports")
-    # Each takes a core for some seconds, most of them for an import of vLLM.
-    _, started_notes, later_notes = together(
+    # Each takes a core for some seconds.
+    results = together(
         partial(_check_files, workspace, environment, expected),
-        partial(_check_start, workspace, environment, expected),
-        partial(check_lazy_imports, workspace, environment, expected),
+        partial(check_imports, workspace, environment, expected),
         at_once=at_once,
     )
-    return (*started_notes, *later_notes)
+    notes: tuple[str, ...] = results[1]
+    return notes
 
 
-def _check_files(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
+def _check_files(workspace: Workspace, environment: Path, expected: Expected) -> None:
     check_missing_libraries(find_needed_libraries(environment, expected.profile))
     check_compiler(workspace, environment)
     check_leaks(environment, build_places(workspace.cache.root))
-    return ()
-
-
-def _check_start(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
-    started = check_start(workspace, environment, expected)
-    if not started.stale:
-        return ()
-    names = ", ".join(started.stale[:3])
-    modules = f"{len(started.stale)} of {len(started.files)} modules"
-    return (f"{modules} have no bytecode that fits ({names}, …): slower starts",)
 
 
 def verified_mark(

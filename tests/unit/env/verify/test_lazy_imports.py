@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import venv
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -14,8 +14,8 @@ import pytest
 from support.elf_files import make_library
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.verify import lazy_imports
-from vllm_env.verify.lazy_imports import check_lazy_imports, import_each, is_broken
+from vllm_env.verify.launcher_check import start
+from vllm_env.verify.lazy_imports import is_broken, judge_failures, later_imports
 from vllm_env.verify.tree_rules import Expected
 
 if TYPE_CHECKING:
@@ -44,6 +44,20 @@ def environment(tmp_path: Path) -> Path:
 def workspace(tmp_path: Path) -> Workspace:
     """An empty cache and no network."""
     return workspace_in(tmp_path / "cache")
+
+
+def import_each(
+    workspace: Workspace, environment: Path, modules: tuple[str, ...] | None, expected: Expected, seconds: float = LONG
+) -> dict[str, dict[str, Any]]:
+    """Start the environment, import vLLM if it is there, then the modules; return the failures."""
+    with later_imports(workspace, environment, expected, seconds, modules) as later:
+        started = start(workspace, environment, ("vllm.v1.engine.async_llm",), activates=expected.activates, later=later)
+    return dict(started.failures)
+
+
+def check(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
+    """Import what the profile imports later, and judge it."""
+    return judge_failures(import_each(workspace, environment, None, expected), environment, expected.versions)
 
 
 def _add(environment: Path, modules: dict[str, str]) -> tuple[str, ...]:
@@ -87,7 +101,7 @@ def test_tells_what_is_missing_from_what_is_broken(environment: Path, workspace:
     (info / "RECORD").write_text("PIL/__init__.py,,\n")
     failures = import_each(workspace, environment, (*modules[:-1], "torch.gone", "gone"), CPU, LONG)
     assert {name for name, failure in failures.items() if is_broken(failure, LOCKED)} == {*BROKEN}
-    assert {*failures} == {*TOLERATED, *BROKEN, "torch.gone", "gone", "vllm.v1.engine.async_llm"}
+    assert {*failures} == {*TOLERATED, *BROKEN, "torch.gone", "gone"}
     for name, (_, text) in BROKEN.items():
         assert re.search(text, failures[name]["text"])
     assert failures["attribute"]["place"].endswith("site-packages/attribute.py:2")
@@ -98,22 +112,21 @@ def test_a_failure_leaves_nothing_to_the_next_ones(environment: Path, workspace:
     modules = _add(
         environment, {"half": "import sys\nsys.half = True\n1 / 0", "next": "import sys\nassert not hasattr(sys, 'half')"}
     )
-    assert {*import_each(workspace, environment, modules, CPU, LONG)} == {"half", "vllm.v1.engine.async_llm"}
+    assert {*import_each(workspace, environment, modules, CPU, LONG)} == {"half"}
 
 
-def test_an_import_that_never_ends_is_a_note(environment: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_never_ends_is_a_note(environment: Path, workspace: Workspace) -> None:
     """Machines are slow: it is named and no error; those behind it are imported, and nothing of it stays.
 
     One run is judged twice: with what the module behind it does, and without.
     """
     _add(environment, {"tokenizers": "import signal\nwhile True: signal.pause()", "llguidance": "1 / 0"})
     failures = import_each(workspace, environment, ("tokenizers", "llguidance"), CPU, SOON)
-    monkeypatch.setattr(lazy_imports, "import_each", lambda *_: failures)
     with pytest.raises(VllmEnvError, match="import llguidance: ZeroDivisionError"):
-        check_lazy_imports(workspace, environment, CPU, SOON)
+        judge_failures(failures, environment, {})
     del failures["llguidance"]
-    notes = check_lazy_imports(workspace, environment, CPU, SOON)
-    assert notes == ("not known after 3 s whether these can be imported: tokenizers",)
+    notes = judge_failures(failures, environment, {})
+    assert notes == ("not known, because it takes too long: whether tokenizers can be imported",)
     assert list(workspace.cache.path("build").iterdir()) == []
     assert [p for p in psutil.process_iter() if str(workspace.cache.root) in _folder(p)] == []
 
@@ -129,13 +142,13 @@ def test_the_error_names_module_reason_and_place(environment: Path, workspace: W
     clash = {"flashinfer.__init__": "from cuda.bindings import runtime\nruntime.cudaLibrary_t", "flashinfer.decode": ""}
     _add(environment, clash | {"cuda.bindings.__init__": "", "cuda.bindings.runtime": "", "llguidance": "1 / 0"})
     with pytest.raises(VllmEnvError) as caught:
-        check_lazy_imports(workspace, environment, CUDA)
+        check(workspace, environment, CUDA)
     assert caught.value.what.startswith("vLLM will not be able to import flashinfer (nor flashinfer.sampling, flashinfer.decode")
     assert "module 'cuda.bindings.runtime' has no attribute 'cudaLibrary_t'" in caught.value.what
     assert f"(lib/python3.{sys.version_info.minor}/site-packages/flashinfer/__init__.py:2)" in caught.value.what
     assert "--with PACKAGE==VERSION" in caught.value.remedy
     _add(environment, {"llguidance": ""})
-    assert check_lazy_imports(workspace, environment, CPU) == ()
+    assert check(workspace, environment, CPU) == ()
 
 
 @pytest.mark.parametrize("release", ["24.10", "25.12"])
@@ -170,7 +183,7 @@ def test_without_a_compiler_what_needs_a_driver_is_not_imported(
     monkeypatch.setattr("shutil.which", lambda *_: None)
     _add(environment, {"flashinfer.__init__": "1 / 0", "llguidance": "1 / 0"})
     with pytest.raises(VllmEnvError, match="import llguidance: ZeroDivisionError"):
-        check_lazy_imports(workspace, environment, CUDA)
+        check(workspace, environment, CUDA)
     assert "add ziglang to the spec" in capsys.readouterr().err
 
 
@@ -208,14 +221,14 @@ def test_a_broken_platform_is_broken(environment: Path, workspace: Workspace) ->
     """What the platform itself imports is judged like the rest."""
     _add(environment, VLLM | {"vllm.platforms.cuda": "import json.nothing"})
     with pytest.raises(VllmEnvError, match=r"import vllm\.platforms\.cuda .*No module named 'json\.nothing'"):
-        check_lazy_imports(workspace, environment, CUDA)
+        check(workspace, environment, CUDA)
 
 
 def test_an_interpreter_that_ends_early_is_an_error(environment: Path, workspace: Workspace) -> None:
     """vLLM itself is imported in the process that starts the others."""
-    _add(environment, {"vllm.v1.engine.async_llm": "import os\nos.abort()"})
-    with pytest.raises(CommandError, match="import what vLLM imports after its start"):
-        check_lazy_imports(workspace, environment, CPU)
+    _add(environment, {"vllm.__init__": "", "vllm.v1.engine.async_llm": "import os\nos.abort()"})
+    with pytest.raises(CommandError, match="start the environment as Triton since"):
+        check(workspace, environment, CPU)
     _add(environment, {"vllm.v1.engine.async_llm": "import os\nos._exit(0)"})
     with pytest.raises(CommandError, match="without an answer"):
-        check_lazy_imports(workspace, environment, CPU)
+        check(workspace, environment, CPU)
