@@ -74,8 +74,6 @@ def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
 
 def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
     """Return an untrained OPT or Llama of the recipe's size."""
-    from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
-
     hidden = recipe["hidden"]
     shared = {
         "vocab_size": vocabulary,
@@ -87,9 +85,14 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
         "eos_token_id": end,
         "pad_token_id": 0,
     }
+    # Only the one that is needed: each import takes some tenths of a second.
     if recipe["architecture"] == "llama":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
         llama = LlamaConfig(intermediate_size=2 * hidden, tie_word_embeddings=True, **shared)
         return LlamaForCausalLM(llama)
+    from transformers import OPTConfig, OPTForCausalLM
+
     opt = OPTConfig(ffn_dim=2 * hidden, word_embed_proj_dim=hidden, dropout=0.0, **shared)
     return OPTForCausalLM(opt)
 

@@ -60,24 +60,25 @@ def find_leaks(environment: Path, places: tuple[str, ...]) -> list[tuple[str, st
     leaks = []
     for folder, _, files in os.walk(environment):
         for name in files:
-            file = Path(folder, name)
-            if name in _LEFT_OUT or file.is_symlink():
+            # A string, not a Path, which is slower for 50,000 files.
+            file = f"{folder}/{name}"
+            if name in _LEFT_OUT or os.path.islink(file):  # noqa: PTH114
                 continue
             data = _searched_bytes(file)
             for place, (in_text, in_bytecode) in patterns.items():
                 # Most files contain no place, and a plain search is faster than a pattern.
                 if place.encode() not in data:
                     continue
-                if in_text.search(data) or (file.suffix == ".pyc" and in_bytecode.search(data)):
-                    leaks.append((str(file.relative_to(environment)), place))
+                if in_text.search(data) or (name.endswith(".pyc") and in_bytecode.search(data)):
+                    leaks.append((file.removeprefix(f"{environment}/"), place))
                     break
     return leaks
 
 
-def _searched_bytes(file: Path) -> bytes:
+def _searched_bytes(file: str) -> bytes:
     """Return the bytes in which a place counts: a library's run path, any other file's content."""
     # libpython contains the folder of its build as a fallback that is never reached.
-    with file.open("rb") as stream:
+    with open(file, "rb") as stream:
         head = stream.read(len(_ELF))
         if head != _ELF:
             return head + stream.read()
