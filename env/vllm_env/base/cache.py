@@ -6,7 +6,7 @@ An entry is renamed into place, so it is either complete or absent. These are th
     conda/                packages and the local channel
     wheels/, sources/     pinned wheels and the sources that they are built from
     prefixes/KEY/         conda prefixes with their wheels
-    bytecode/KEY/         the compiled sources of a wheel
+    bytecode/KEY/         the compiled sources of a wheel or of the interpreter
     archives/KEY.tar.gz   packed prefixes
     stubs/KEY/            stubs built from source
     standins/KEY/         models for the smoke run

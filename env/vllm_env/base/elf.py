@@ -33,7 +33,7 @@ NEVER_ELF = (
     ".pyx",
 )
 # pyelftools raises these for a damaged file.
-_DAMAGED = (ELFError, OSError, ValueError, KeyError, AttributeError)
+_DAMAGED = (ELFError, ValueError, KeyError, AttributeError)
 _GLIBC = re.compile(r"GLIBC_(\d+(?:\.\d+)*)")
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)")
 
@@ -76,10 +76,10 @@ def read_dynamic_section(path: str | Path) -> DynamicSection | None:
     """Return the dynamic section of a program or library for x86-64; None for any other file."""
     try:
         status = os.stat(path)  # noqa: PTH116
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        return _read_once(str(path), (status.st_dev, status.st_ino, status.st_size, *times))
     except OSError:
         return None
-    version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return _read_once(str(path), version)
 
 
 # A build reads 500 libraries for what they need, and again for their paths. pyelftools takes 0.6 s.

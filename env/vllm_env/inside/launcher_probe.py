@@ -4,9 +4,10 @@ It runs there as the text of ``python3 -c``. Its argument is a JSON object:
 
     modules: names of modules to import; those that do not exist are skipped.
     later: null, or what to import afterwards, each module for itself:
-        profile: ``cpu`` or ``cuda``.
+        as_cuda: whether vLLM takes its CUDA platform.
         modules: names; one that ends in ``.*`` stands for the modules of a package.
-        seconds: the limit for each module. All together may take five times as long.
+        seconds: the limit for each module. All together may take five times as long. So may the
+            first ones; else this process is ended.
 
 The answer is one line of its output, ``vllm_env-probe JSON``.
 """
@@ -132,7 +133,10 @@ def _exists(name: str) -> bool:
     # find_spec() imports the parents of a submodule, and one of them may be missing.
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        # The parent exists, and lacks another module.
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
         return False
 
 
@@ -170,14 +174,21 @@ def main() -> None:
     question = json.loads(sys.argv[1])
     later = question["later"]
     failures: dict[str, Any] = {}
+    as_cuda = bool(later) and later["as_cuda"]
     if later:
         # The alarm ends this process.
         signal.alarm(int(5 * later["seconds"]))
-        if later["profile"] == "cuda":
-            _take_cuda(failures)
     # 2) Import what a start imports.
     imported = {}
-    for name in filter(_exists, question["modules"]):
+    for name in question["modules"]:
+        if name == "vllm" and as_cuda:
+            _take_cuda(failures)
+        if not _exists(name):
+            continue
+        # Without a GPU, this one may fail with the CUDA platform. A missing module is no excuse.
+        if as_cuda and name.startswith("vllm.") and (failure := _failure(name)):
+            failures[name] = {**failure, "absent": ""}
+            continue
         module = importlib.import_module(name)
         imported[name] = [_file_of(module), str(getattr(module, "__version__", ""))]
     signal.alarm(0)

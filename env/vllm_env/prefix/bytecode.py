@@ -1,4 +1,4 @@
-"""Compile an environment to bytecode, and keep each package's bytecode for the next build.
+"""Compile an environment to bytecode, and keep that of each wheel and of the interpreter.
 
 Two cores need 20 s to compile an environment. The next pin shares most of its wheels.
 """
@@ -27,7 +27,7 @@ from .relocate import site_packages
 _FORMAT = 1
 # Sources that one process compiles. marshal marks a string by how often its process holds it, so
 # earlier files show in the bytecode: one file in 25,000 differed between two builds. A chunk has
-# files of one package only, so the bytecode of a package is always the same.
+# files of one wheel only, or of the interpreter, so their bytecode is always the same.
 _CHUNK = 64
 # Lists an entry's other files.
 _LIST = "numbers.json"
@@ -35,7 +35,7 @@ _LIST = "numbers.json"
 
 @dataclass(frozen=True)
 class _Group:
-    """Sources that are compiled together: those of one package.
+    """Sources that are compiled together: those of one wheel, or those that no wheel owns.
 
     Attributes:
         sources: their paths, relative to the prefix and sorted.
@@ -91,8 +91,10 @@ def _key(prefix: Path, python: str, files: list[str]) -> str:
     # Of the installed files: a wheel's RECORD may have outdated digests.
     digest = hashlib.sha256(f"{_FORMAT} {python} {NEUTRAL_PREFIX} {EPOCH}".encode())
     for file in files:
-        digest.update(f"\0{file}\0".encode())
-        digest.update((prefix / file).read_bytes())
+        digest.update(os.fsencode(f"\0{file}\0"))
+        # A link that leads nowhere is no source.
+        with contextlib.suppress(FileNotFoundError):
+            digest.update((prefix / file).read_bytes())
     return digest.hexdigest()[:32]
 
 

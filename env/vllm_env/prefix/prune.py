@@ -61,11 +61,11 @@ RULES = (
     ),
     Rule("pkg-config", "only builds read them", r"(lib|share)/pkgconfig"),
     Rule("manuals", "nobody reads manuals in a server's environment", r"share/(man|doc|info)"),
-    # Last, because the first rule that matches a file counts, and this one matches nearly all.
+    # Last, because the first rule that matches a file counts, and this one matches every file.
     Rule(
         "symbols",
         "tables in programs and libraries that a debugger reads and the loader does not",
-        rf".+(?<!{')(?<!'.join(map(re.escape, NEVER_ELF))})",
+        r".+",
         inside=True,
     ),
 )
@@ -97,7 +97,9 @@ def _matches(prefix: Path, rules: tuple[Rule, ...]) -> Iterator[tuple[Path, Rule
             path = f"{folder}/{name}"
             matches = (rule for pattern, rule in compiled if pattern.fullmatch(path, start))
             rule = next(matches, None)
-            if rule is None or (rule.inside and name in folders):
+            if rule is None:
+                continue
+            if rule.inside and (name in folders or name.endswith(NEVER_ELF)):
                 continue
             if name in folders:
                 # os.walk then does not enter the folder, which the caller removes.

@@ -198,9 +198,10 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
     # GiB. By default vLLM takes a share of the RAM.
     if not request.gpu:
         variables["VLLM_CPU_KVCACHE_SPACE"] = "1"
-        # On a CPU, vLLM compiles one function even with `enforce_eager`, anew for each size of the
-        # vocabulary. That took 4 s of a smoke run.
-        variables["TORCHDYNAMO_DISABLE"] = "1"
+        # On a CPU, vLLM compiles one function even with `enforce_eager`, again for each size of the
+        # vocabulary. That took 4 s of a smoke run. A model's own arguments may ask to compile.
+        if not request.own:
+            variables["TORCHDYNAMO_DISABLE"] = "1"
     if _is_local(request):
         variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return variables

@@ -59,13 +59,13 @@ class Later:
     """Modules to import after those of a start, each for itself.
 
     Attributes:
-        profile: ``cpu``, or ``cuda``: vLLM then takes its CUDA platform without a GPU.
+        as_cuda: whether vLLM takes its CUDA platform, with or without a GPU.
         modules: names; one that ends in ``.*`` stands for the modules of a package.
         seconds: the time for each module.
         variables: what the interpreter gets for them.
     """
 
-    profile: str
+    as_cuda: bool
     modules: tuple[str, ...]
     seconds: float
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -131,7 +131,7 @@ def later_imports(
     profile = expected.profile
     names = (*_MODULES.get(profile, ()), *_EVERYWHERE) if modules is None else modules
     if profile != "cuda":
-        yield Later(profile, names, seconds)
+        yield Later(as_cuda=False, modules=names, seconds=seconds)
         return
     with workspace.cache.staging() as scratch:
         # Without the stand-in, a missing driver and a broken package look the same.
@@ -144,7 +144,7 @@ def later_imports(
         # vLLM takes an empty list as a device that comes later. Triton's kernels are then defined
         # as on a GPU.
         variables = {"LD_LIBRARY_PATH": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
-        yield Later(profile, names, seconds, variables)
+        yield Later(as_cuda=True, modules=names, seconds=seconds, variables=variables)
 
 
 def judge_failures(
@@ -173,7 +173,7 @@ def judge_failures(
         raise _error(broken, environment)
     if not slow:
         return ()
-    return (f"not known, because it takes too long: whether {', '.join(slow)} can be imported",)
+    return (f"these imports took too long to be checked: {', '.join(slow)}",)
 
 
 def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:

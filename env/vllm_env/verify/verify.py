@@ -105,7 +105,7 @@ def verify_packed(
 def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expected) -> None:
     # A stub starts in this interpreter before the other packages are unpacked. The embedded
     # interpreter must read UTF-8 and import NumPy at that point. The other checks are done in the
-    # whole environment, which has the same files.
+    # whole environment. It has the same files, except the unpacker's, which hold no paths.
     started = start(workspace, environment, ("numpy",), activates=expected.activates)
     judge(started, environment, versions={})
 

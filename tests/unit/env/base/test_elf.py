@@ -39,6 +39,20 @@ def test_versions_are_compared_as_numbers(tmp_path: Path) -> None:
     assert asks.glibc == (2, 300)
 
 
+def test_a_library_that_is_replaced_is_read_again(tmp_path: Path) -> None:
+    """What was read is kept, but only for the same file."""
+    first = make_library(tmp_path, "libfirst.so", symbol="first")
+    file = make_library(tmp_path, "libuser.so", needs=(first,), uses="first", symbol="user")
+    before = read_dynamic_section(file)
+    assert before
+    assert "libfirst.so" in before.needed
+    assert read_dynamic_section(file) is before
+    make_library(tmp_path / "new", "libuser.so", symbol="user").replace(file)
+    after = read_dynamic_section(file)
+    assert after
+    assert "libfirst.so" not in after.needed
+
+
 @pytest.mark.parametrize(("option", "kind"), [("--disable-new-dtags", "rpath"), ("--enable-new-dtags", "runpath")])
 def test_tells_rpath_from_runpath(tmp_path: Path, option: str, kind: str) -> None:
     """They differ in what inherits them, so each lands in its own field."""

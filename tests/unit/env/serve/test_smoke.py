@@ -267,10 +267,11 @@ def test_the_copy_takes_the_first_of_several_gpus(model: Path, tmp_path: Path, e
 
 
 def test_local_model_is_served_without_the_hub(request_: SmokeRequest) -> None:
-    """A folder needs no network and says so; a name on the hub may be fetched. On a CPU, nothing is compiled."""
+    """A folder needs no network and says so; a name on the hub may be fetched. On a CPU, nothing is compiled for it."""
     assert server_environment(request_)["HF_HUB_OFFLINE"] == "1"
     assert server_environment(request_)["TORCHDYNAMO_DISABLE"] == "1"
-    assert "TORCHDYNAMO_DISABLE" not in server_environment(replace(request_, gpu=True))
+    for other in (replace(request_, gpu=True), replace(request_, own={"model.json": {"model": "own"}})):
+        assert "TORCHDYNAMO_DISABLE" not in server_environment(other)
     assert "HF_HUB_OFFLINE" not in server_environment(replace(request_, engine_model="facebook/opt-125m"))
 
 

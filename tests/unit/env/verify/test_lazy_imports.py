@@ -51,7 +51,7 @@ def import_each(
 ) -> dict[str, dict[str, Any]]:
     """Start the environment, import vLLM if it is there, then the modules; return the failures."""
     with later_imports(workspace, environment, expected, seconds, modules) as later:
-        started = start(workspace, environment, ("vllm.v1.engine.async_llm",), activates=expected.activates, later=later)
+        started = start(workspace, environment, ("vllm", "vllm.v1.engine.async_llm"), activates=expected.activates, later=later)
     return dict(started.failures)
 
 
@@ -126,7 +126,7 @@ def test_an_import_that_never_ends_is_a_note(environment: Path, workspace: Works
         judge_failures(failures, environment, {})
     del failures["llguidance"]
     notes = judge_failures(failures, environment, {})
-    assert notes == ("not known, because it takes too long: whether tokenizers can be imported",)
+    assert notes == ("these imports took too long to be checked: tokenizers",)
     assert list(workspace.cache.path("build").iterdir()) == []
     assert [p for p in psutil.process_iter() if str(workspace.cache.root) in _folder(p)] == []
 
@@ -181,7 +181,16 @@ def test_without_a_compiler_what_needs_a_driver_is_not_imported(
 ) -> None:
     """It could not be told from what is broken; the rest is imported, and the user is told how to have a compiler."""
     monkeypatch.setattr("shutil.which", lambda *_: None)
-    _add(environment, {"flashinfer.__init__": "1 / 0", "llguidance": "1 / 0"})
+    _add(
+        environment,
+        VLLM
+        | {
+            "flashinfer.__init__": "1 / 0",
+            "llguidance": "1 / 0",
+            "vllm.platforms.cuda": "import ctypes\nctypes.CDLL('libcuda.so.1')",
+        },
+    )
+    _add(environment, {"a.__init__": "class Cpu: pass"})
     with pytest.raises(VllmEnvError, match="import llguidance: ZeroDivisionError"):
         check(workspace, environment, CUDA)
     assert "add ziglang to the spec" in capsys.readouterr().err
@@ -201,7 +210,7 @@ VLLM = {
         "from . import interface\nclass CudaPlatform:\n"
         "    @classmethod\n    def get_device_capability(cls, device_id=0): raise RuntimeError('No CUDA GPUs are available')\n"
     ),
-    "vllm.v1.engine.async_llm": "",
+    "vllm.v1.engine.async_llm": "from vllm.platforms import current_platform",
     "vllm.lora.model_manager": (
         "from vllm.platforms import current_platform\nassert current_platform.get_device_capability(device_id=0) == (9, 0)\n1 / 0"
     ),
@@ -218,9 +227,12 @@ def test_vllm_takes_the_profiles_platform(environment: Path, workspace: Workspac
 
 
 def test_a_broken_platform_is_broken(environment: Path, workspace: Workspace) -> None:
-    """What the platform itself imports is judged like the rest."""
+    """What the platform itself imports is judged like the rest. What vLLM starts with must not lack any module."""
     _add(environment, VLLM | {"vllm.platforms.cuda": "import json.nothing"})
     with pytest.raises(VllmEnvError, match=r"import vllm\.platforms\.cuda .*No module named 'json\.nothing'"):
+        check(workspace, environment, CUDA)
+    _add(environment, VLLM | {"vllm.v1.engine.async_llm": "import nowhere"})
+    with pytest.raises(VllmEnvError, match=r"import vllm\.v1\.engine\.async_llm.*No module named 'nowhere'"):
         check(workspace, environment, CUDA)
 
 
@@ -229,6 +241,9 @@ def test_an_interpreter_that_ends_early_is_an_error(environment: Path, workspace
     _add(environment, {"vllm.__init__": "", "vllm.v1.engine.async_llm": "import os\nos.abort()"})
     with pytest.raises(CommandError, match="start the environment as Triton since"):
         check(workspace, environment, CPU)
-    _add(environment, {"vllm.v1.engine.async_llm": "import os\nos._exit(0)"})
+    _add(environment, {"vllm.v1.engine.__init__": "import json.nothing"})
+    with pytest.raises(CommandError, match="start the environment as Triton since"):
+        check(workspace, environment, CPU)
+    _add(environment, {"vllm.v1.engine.__init__": "", "vllm.v1.engine.async_llm": "import os\nos._exit(0)"})
     with pytest.raises(CommandError, match="without an answer"):
         check(workspace, environment, CPU)
