@@ -10,6 +10,7 @@ import pytest
 
 from support import models
 from support.first_start import reload
+from support.parts_fixtures import in_parts, others, packager, parts_repository, place  # noqa: F401 - fixtures
 from support.reference import FRESH, ONE_THREAD
 from support.serving import CPU_ARGUMENTS, EXPLICIT
 from support.settings import with_metrics, with_openai, with_parameter

@@ -60,6 +60,22 @@ def is_cuda(environment: Path) -> bool:
     return any(environment.glob("lib/python*/site-packages/nvidia"))
 
 
+def behind(parts: Parts, folder: Path, script: str, *words: object) -> Parts:
+    """Return parts whose server is started by a shell script, in a mount namespace of its own.
+
+    Args:
+        parts: what to serve.
+        folder: gets the program that runs the script.
+        script: begins with ``words`` as its arguments and ends with the command that follows them.
+        words: the script's own arguments.
+    """
+    program = folder / "tritonserver"
+    argv = [*with_mounts(), "sh", "-ec", script, "sh", *map(str, words), str(parts.binary)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+    program.chmod(0o755)
+    return dataclasses.replace(parts, binary=program)
+
+
 def in_small_place(parts: Parts, place: str, folder: Path, size: str) -> Parts:
     """Return parts whose server finds a small file system of its own.
 
@@ -67,14 +83,9 @@ def in_small_place(parts: Parts, place: str, folder: Path, size: str) -> Parts:
         parts: what to serve.
         place: where the file system is, as the shell has it.
         folder: gets the program that mounts it.
-        size: its size, as mount has it.
+        size: its size, as mount has it; further options may follow after a comma.
     """
-    program = folder / "tritonserver"
-    mount = f'mount -t tmpfs -o size={size} tmpfs {place}; exec "$@"'
-    argv = [*with_mounts(), "sh", "-ec", mount, "sh", str(parts.binary)]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
-    program.chmod(0o755)
-    return dataclasses.replace(parts, binary=program)
+    return behind(parts, folder, f'mount -t tmpfs -o size={size} tmpfs {place}; exec "$@"')
 
 
 def fill(file: Path) -> None:
