@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from support.instances import with_instances
+from support.instances import instances_asked, said, with_instances
 from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
@@ -68,16 +68,6 @@ def engines(server: TritonServer) -> list[psutil.Process]:
 def stubs(server: TritonServer) -> list[psutil.Process]:
     """Return the instances' processes."""
     return [process for process in server.members() if name_of(process).startswith("triton_python_b")]
-
-
-def said(server: TritonServer, since: int = 0) -> str:
-    """Return the server's log from an offset on."""
-    return server.log.read_text(errors="replace")[since:]
-
-
-def instances_asked(server: TritonServer, since: int = 0) -> set[str]:
-    """Return the process ids in the names of the requests that vLLM has logged."""
-    return set(re.findall(r"Added request triton-(\d+)-", said(server, since)))
 
 
 def errors(server: TritonServer) -> set[str]:
@@ -337,6 +327,18 @@ def test_a_killed_instance_that_led_is_replaced_by_another(group: TritonServer) 
     (again,) = engines(group)
     assert again.ppid() in {stub.pid for stub in stubs(group)} - {leader}
     # the server goes on to give requests to the instance that was killed, and says that they have failed
+    wait_for(lambda: PROMPT + ANSWER in {text for answer in answered(group) for text in answer.texts()})
+
+
+def test_an_instance_that_is_killed_in_a_sleep_is_replaced_by_one_that_is_awake(group: TritonServer) -> None:
+    """The killed one led. What it had put to sleep has ended with it, and nobody need wake up the new engine."""
+    start = len(said(group))
+    (sleeping,) = engines(group)
+    # The server also gives requests to the instance that the test before this has killed.
+    wait_for(lambda: not ask_all(group, [order("sleep")])[0].error)
+    assert ASLEEP in errors(group)
+    kill_at_rest(sleeping.ppid())
+    wait_for(lambda: "the engine is back" in said(group, start))
     wait_for(lambda: PROMPT + ANSWER in {text for answer in answered(group) for text in answer.texts()})
 
 

@@ -1,4 +1,4 @@
-"""Models of several instances, and the memory that these share."""
+"""Models of several instances, which of them vLLM was asked by, and the memory that these share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vllm_env.serve.server import TritonServer
+
 
 def with_instances(model: Path, count: int) -> None:
     """Set the count of the one instance group in a model's config.pbtxt."""
@@ -16,6 +18,16 @@ def with_instances(model: Path, count: int) -> None:
     changed, found = re.subn(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+", rf"\g<1>{count}", config.read_text(encoding="utf-8"))
     assert found == 1
     config.write_text(changed, encoding="utf-8")
+
+
+def said(server: TritonServer, since: int = 0) -> str:
+    """Return the server's log from an offset on."""
+    return server.log.read_text(errors="replace")[since:]
+
+
+def instances_asked(server: TritonServer, since: int = 0) -> set[str]:
+    """Return the process ids in the names of the requests that vLLM has logged (``enable_log_requests``)."""
+    return set(re.findall(r"Added request triton-(\d+)-", said(server, since)))
 
 
 def mappings(path: Path, size: int, count: int) -> list[mmap.mmap]:
