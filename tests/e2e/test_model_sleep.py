@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.model_requests import Answer, ask
+from support.instances import instances_asked, said, with_instances
+from support.model_requests import Answer, ask_all, prompt
+from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
 from support.triton_client import get, stream
@@ -24,20 +26,28 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.gpu]
 GREEDY = {"temperature": 0, "max_tokens": 16}
+MANY = 16  # requests of which each instance gets some, unless the machine is busy
 CACHE_GB = 20
 """Of the KV cache: what a sleep frees cannot be mistaken for what other programs do on the device."""
 
 
+@pytest.fixture(scope="module", params=[1, 2])
+def count(request: pytest.FixtureRequest) -> int:
+    """How many instances there are."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def drowsy_server(serving: Serve, made_models: MadeModels) -> Iterator[TritonServer]:
+def drowsy_server(serving: Serve, made_models: MadeModels, count: int) -> Iterator[TritonServer]:
     """A server that may sleep, with an adapter."""
 
     def prepare(model: Path) -> None:
+        with_instances(model, count)
         with_parameter(model, "OPERATOR_REQUESTS", "sleep, wake_up, is_sleeping")
         (model / "multi_lora.json").write_text(json.dumps({"one": str(made_models.adapters[0])}), encoding="utf-8")
 
     engine = {"model": str(made_models.llama), "enable_lora": True, "max_lora_rank": 8, "enable_sleep_mode": True}
-    engine |= {"kv_cache_memory_bytes": CACHE_GB << 30, "gpu_memory_utilization": 0.3}
+    engine |= {"kv_cache_memory_bytes": CACHE_GB << 30, "gpu_memory_utilization": 0.3, "enable_log_requests": True}
     with serving(engine, environment=ONE_THREAD, prepare=prepare) as running:
         yield running
 
@@ -56,16 +66,30 @@ def operate(server: TritonServer, operation: str, **arguments: Any) -> Any:
 
 
 def answers(server: TritonServer) -> list[str]:
-    """Return what the model and its adapter say, or their errors."""
-    asked = ({**GREEDY, **adapter} for adapter in ({}, {"lora_name": "one"}))
-    said = (ask(server, FACTS[2][0], values, exclude_input_in_output=True) for values in asked)
-    return [answer.error or answer.text for answer in said]
+    """Return what the model and its adapter say, or their errors; many requests get the same."""
+    asked = [prompt(FACTS[2][0], {**GREEDY, **adapter}, exclude_input_in_output=True) for adapter in ({}, {"lora_name": "one"})]
+    found = [{answer.error or answer.text for answer in ask_all(server, [one] * MANY)} for one in asked]
+    return [text for (text,) in found]
+
+
+def answers_of_all(server: TritonServer, count: int) -> list[str]:
+    """Return what each instance answers."""
+    start = len(said(server))
+    found = answers(server)
+
+    def all_have_answered() -> bool:
+        assert answers(server) == found
+        return len(instances_asked(server, start)) == count
+
+    wait_for(all_have_answered, "an answer of each instance")
+    return found
 
 
 @pytest.mark.parametrize("level", [None, 1])
-def test_a_sleep_frees_the_memory_and_nothing_is_lost(drowsy_server: TritonServer, level: int | None) -> None:
+def test_a_sleep_frees_the_memory_and_nothing_is_lost(drowsy_server: TritonServer, count: int, level: int | None) -> None:
     """Weights, adapters and answers are the same afterwards; level 1 is the default where it is possible."""
-    before, awake = answers(drowsy_server), used_gb()
+    before = answers_of_all(drowsy_server, count)
+    awake = used_gb()
     assert before[0] == FACTS[2][1] != before[1]
     arguments = {} if level is None else {"level": level}
     assert operate(drowsy_server, "sleep", **arguments) == {"operation": "sleep", "asleep": True}
@@ -75,4 +99,4 @@ def test_a_sleep_frees_the_memory_and_nothing_is_lost(drowsy_server: TritonServe
     assert operate(drowsy_server, "is_sleeping") == {"operation": "is_sleeping", "asleep": True}
     assert operate(drowsy_server, "wake_up") == {"operation": "wake_up", "asleep": False}
     assert used_gb() > awake - 0.2 * CACHE_GB
-    assert answers(drowsy_server) == before
+    assert answers_of_all(drowsy_server, count) == before
