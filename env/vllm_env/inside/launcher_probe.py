@@ -130,6 +130,9 @@ def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any
 
 
 def _exists(name: str) -> bool:
+    # An imported module need not have what find_spec() asks for.
+    if name in sys.modules:
+        return True
     # find_spec() imports the parents of a submodule, and one of them may be missing.
     try:
         return importlib.util.find_spec(name) is not None

@@ -106,7 +106,8 @@ def test_files_and_folders_can_be_synced(tmp_path: Path, monkeypatch: pytest.Mon
     sync(tmp_path / "file")
     sync(tmp_path)
     assert synced == [tmp_path / "file", tmp_path]
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    # Other tests' files may be closed meanwhile.
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before
 
 
 def test_space_is_asked_for_before_the_folder_exists(tmp_path: Path) -> None:

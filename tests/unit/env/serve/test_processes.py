@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Start = Callable[..., psutil.Popen]
 
 _SLEEP = "import time; time.sleep(600)"
+_TELLS = f"print(flush=True); {_SLEEP}"
 # starts a process in a session of its own, without the marker, and tells its id
 _PARENT = f"""
 import subprocess, sys, time
@@ -77,8 +78,10 @@ def test_a_process_of_the_servers_session_is_a_member(start: Start) -> None:
 
 def test_a_marked_process_is_a_member_wherever_it_runs(start: Start) -> None:
     """vLLM's processes lead sessions of their own and outlive the process that started them."""
-    marked = start(_SLEEP, env={**os.environ, MARKER: "mine"})
+    marked = start(_TELLS, env={**os.environ, MARKER: "mine"})
     start(_SLEEP, env={**os.environ, MARKER: "mine too"})
+    # In the midst of its exec(), a process has no variables.
+    marked.stdout.readline()
     assert members(_NOBODY, "mine") == [marked]
 
 
