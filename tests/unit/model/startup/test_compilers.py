@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triton_vllm.startup.compilers import OWN, choose
+from triton_vllm.startup.compilers import OWN, choose, warm_up
 
 
 @pytest.fixture
@@ -78,3 +78,18 @@ def test_a_cpu_without_a_cpp_compiler_or_headers_runs_eagerly(prefix, tools, mon
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(prefix))  # Debian's interpreter without its -dev package
     (chosen,) = choose({}, tools("g++"), prefix, on_cpu=True).notes
     assert "no Python.h here" in chosen
+
+
+def test_the_own_compiler_is_used_once_while_vllm_starts(tmp_path, monkeypatch):
+    """As Triton's kernel compiler calls it. Its files go away, and a compiler that fails or is missing does no harm."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    compiler = tmp_path / OWN
+    compiler.write_text(f'#!/bin/sh\nfor last; do :; done; test -f "$last" && echo "$*" > "{tmp_path}/asked"\nexit 1\n')
+    compiler.chmod(0o755)
+    for program in (compiler, tmp_path / "missing"):
+        warm_up(str(program)).join()
+    words = (tmp_path / "asked").read_text().split()
+    assert words[:4] == ["-O3", "-shared", "-fPIC", "-o"]
+    assert words[4].startswith(str(tmp_path / "tmp"))
+    assert not list((tmp_path / "tmp").iterdir())

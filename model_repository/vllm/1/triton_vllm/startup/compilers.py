@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sysconfig
+import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +86,31 @@ def choose(
             "FlashInfer's sampler, which compiles itself, is off"
         )
     return Compilers(variables=variables, notes=tuple(notes))
+
+
+def warm_up(compiler: str) -> threading.Thread:
+    """Let the environment's own compiler fill its cache in a thread, and return the thread.
+
+    At its first use on a machine it compiles its own libraries, which takes 5 s of a core. Triton's
+    kernel compiler needs it only when the engine has started. If it fails, that one says why.
+    """
+    thread = threading.Thread(
+        target=_compile_nothing, args=(compiler,), name="vllm_env-compiler", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _compile_nothing(compiler: str) -> None:
+    with suppress(OSError), tempfile.TemporaryDirectory(prefix="vllm_env_cc_") as folder:
+        source = Path(folder, "empty.c")
+        source.touch()
+        # As Triton's kernel compiler calls it: with another level, it would make other libraries.
+        options = ["-O3", "-shared", "-fPIC", "-o", f"{folder}/empty.so"]
+        quiet = subprocess.DEVNULL
+        subprocess.run(
+            [compiler, *options, source], stdin=quiet, stdout=quiet, stderr=quiet, check=False
+        )
 
 
 def _finds(programs: tuple[str, ...], path: str) -> bool:

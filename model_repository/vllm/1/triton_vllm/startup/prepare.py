@@ -250,6 +250,8 @@ def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
     """Set the variables that choose compilers; return the engine arguments that go with them."""
     chosen = compilers.choose(values, os.environ, Path(sys.prefix), on_cpu=vllm_api.runs_on_cpu())
     os.environ.update(chosen.variables)
+    if "CC" in chosen.variables:
+        compilers.warm_up(chosen.variables["CC"])
     for note in chosen.notes:
         log.info(note)
     return chosen.arguments
