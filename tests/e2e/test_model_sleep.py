@@ -69,6 +69,7 @@ def answers(server: TritonServer) -> list[str]:
     """Return what the model and its adapter say, or their errors; many requests get the same."""
     asked = [prompt(FACTS[2][0], {**GREEDY, **adapter}, exclude_input_in_output=True) for adapter in ({}, {"lora_name": "one"})]
     found = [{answer.error or answer.text for answer in ask_all(server, [one] * MANY)} for one in asked]
+    assert [len(texts) for texts in found] == [1, 1], found
     return [text for (text,) in found]
 
 

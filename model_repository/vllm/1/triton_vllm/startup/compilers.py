@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 OWN = "vllm-env-cc"
 """The environment's own C compiler, next to its interpreter."""
 _EAGER = ("enforce_eager", "compilation_config")
+_MOST_SECONDS = 120.0  # for the first use of the environment's own compiler
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Compilers:
 def choose(
     engine_args: Mapping[str, Any], environment: Mapping[str, str], prefix: Path, *, on_cpu: bool
 ) -> Compilers:
-    """Return the settings that avoid every compiler that is missing.
+    """Return the settings that avoid each compiler that is missing or takes minutes.
 
     Args:
         engine_args: the operator's arguments. If they choose eager or compiled execution, none is
@@ -76,39 +76,51 @@ def choose(
                 "no C compiler here, which GPU kernels need: "
                 "install gcc, or build with --with ziglang"
             )
-    # 2) FlashInfer compiles its sampler at the first use on a machine. That took more than 107 s on
-    #    16 cores. Without a CUDA toolkit it fails, and vLLM does not look for one.
+    # 2) FlashInfer compiles its sampler. With a CUDA toolkit that took more than 105 s on 16 cores.
+    #    Without one it fails, and vLLM does not look for one.
     sampler = "VLLM_USE_FLASHINFER_SAMPLER"
     if sampler not in environment:
         variables[sampler] = "0"
         notes.append(
-            f"FlashInfer's sampler, which compiles itself for minutes, is off ({sampler}=1: on)"
+            f"FlashInfer's sampler is off, because it may compile itself for minutes ({sampler}=1 "
+            "turns it on; it needs a CUDA toolkit with a C++ compiler)"
         )
     return Compilers(variables=variables, notes=tuple(notes))
 
 
-def warm_up(compiler: str) -> threading.Thread:
+def warm_up(compiler: str, folder: Path) -> threading.Thread:
     """Let the environment's own compiler fill its cache in a thread, and return the thread.
 
     At its first use on a machine it compiles its own libraries, which takes 5 s of a core. Triton's
     kernel compiler needs it only when the engine has started. If it fails, that one says why.
+
+    Args:
+        compiler: the program.
+        folder: a folder for its files, which the caller removes.
     """
+    # The variables of now: the caller goes on to set others.
+    arguments = (compiler, folder, dict(os.environ))
     thread = threading.Thread(
-        target=_compile_nothing, args=(compiler,), name="vllm_env-compiler", daemon=True
+        target=_compile_nothing, args=arguments, name="vllm_env-compiler", daemon=True
     )
     thread.start()
     return thread
 
 
-def _compile_nothing(compiler: str) -> None:
-    with suppress(OSError), tempfile.TemporaryDirectory(prefix="vllm_env_cc_") as folder:
-        source = Path(folder, "empty.c")
+def _compile_nothing(compiler: str, folder: Path, environment: dict[str, str]) -> None:
+    source = folder / "empty.c"
+    # As Triton's kernel compiler calls it: with another level, it would make other libraries.
+    options = ["-O3", "-shared", "-fPIC", "-o", str(folder / "empty.so")]
+    with suppress(OSError, subprocess.SubprocessError):
         source.touch()
-        # As Triton's kernel compiler calls it: with another level, it would make other libraries.
-        options = ["-O3", "-shared", "-fPIC", "-o", f"{folder}/empty.so"]
-        quiet = subprocess.DEVNULL
         subprocess.run(
-            [compiler, *options, source], stdin=quiet, stdout=quiet, stderr=quiet, check=False
+            [compiler, *options, str(source)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=_MOST_SECONDS,
+            check=False,
         )
 
 

@@ -140,7 +140,7 @@ def prepare(
     )
     # 5) Choose what the operator has left open. The operator's arguments take precedence.
     defaults = {
-        **_choose_compilers(values, log),
+        **_choose_compilers(values, log, run),
         **_choose_processes(vllm, values),
         **_choose_statistics(chosen, values, file_name),
     }
@@ -246,12 +246,14 @@ def _fit(vllm: Vllm, arguments: Mapping[str, Any], file_name: str, log: Log) -> 
     return fitted.values
 
 
-def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
+def _choose_compilers(
+    values: Mapping[str, Any], log: Log, run: RunFolder | None
+) -> Mapping[str, Any]:
     """Set the variables that choose compilers; return the engine arguments that go with them."""
     chosen = compilers.choose(values, os.environ, Path(sys.prefix), on_cpu=vllm_api.runs_on_cpu())
     os.environ.update(chosen.variables)
-    if "CC" in chosen.variables:
-        compilers.warm_up(chosen.variables["CC"])
+    if run is not None and "CC" in chosen.variables:
+        compilers.warm_up(chosen.variables["CC"], run.path)
     for note in chosen.notes:
         log.info(note)
     return chosen.arguments
