@@ -10,10 +10,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def measured(report: str) -> dict[str, Any]:
-    """Return a report's content."""
-    content: dict[str, Any] = json.loads((ROOT / "benchmarks/results" / f"{report}.json").read_text("utf-8"))
-    return content
+def measured(report: str) -> Any:
+    """Return a report's content, an object or a list."""
+    return json.loads((ROOT / "benchmarks/results" / f"{report}.json").read_text("utf-8"))
 
 
 def ready_seconds(report: str, case: str, *, first: bool) -> str:

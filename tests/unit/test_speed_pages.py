@@ -247,6 +247,34 @@ def test_the_readme_has_32_and_256_streams_with_one_and_two_front_ends():
     assert len(expected) == 4
 
 
+FIRST_MINUTE = "first_minute-20261127-2339-707bb022"
+STEPS = {
+    "build, empty cache": "empty",
+    "build with nothing to do": "again",
+    "build, wheels and bytecode in the cache": "wheels",
+    "build in a fresh clone, whole cache": "filled",
+    "first start": "first",
+    "later start": "later",
+    "`vllm serve`": "vllm",
+}
+
+
+def test_the_table_of_builds_and_starts():
+    """Both commits, every step of the run; only builds have processor seconds."""
+
+    def values(commit: str, step: str, figure: str) -> list[float]:
+        return [one[figure] for one in measured(FIRST_MINUTE) if (one["commit"], one["step"]) == (commit, step)]
+
+    expected = {}
+    for label, step in STEPS.items():
+        seconds = [shown(values(commit, step, "seconds"), 1) for commit in ("1f45eb2", "707bb022")]
+        used = [values(commit, step, "processor_s") for commit in ("1f45eb2", "707bb022")]
+        expected[label] = seconds + [f"{median(one):.0f}" if label.startswith("build") else "-" for one in used]
+    found = rows_of("docs/speed.md", "first_minute", 4)
+    assert {label: cells for label, cells in found.items() if label != "step"} == expected
+    assert len(values("707bb022", "empty", "seconds")) == 5
+
+
 def test_the_table_of_the_open_loop():
     """Time to the first token at each rate, in milliseconds."""
     expected: dict[str, dict[str, list[float]]] = {}
