@@ -309,7 +309,7 @@ def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(group: T
     assert "starting it again" not in said(group, start)
     with_instances(group.repository / "vllm", COUNT)
     status, told = load(group)
-    assert status == 200, told
+    assert status == 200, f"{told}\n{said(group, start)[-4000:]}"
     assert len(stubs(group)) == COUNT
     assert len(engines(group)) == 1
     assert engines(group) != before
