@@ -57,7 +57,7 @@ class Lab:
         if published != self.replaced:  # the current target has been published since
             self.targets.reverse()
         self.replaced = published
-        for name in ("prefixes", "archives", "locks"):
+        for name in ("prefixes", "bytecode", "archives", "locks", "verified"):
             shutil.rmtree(self.cache / name, ignore_errors=True)
 
     def start(self, *launcher: str, smoke: bool = False, **variables: str) -> Build:
