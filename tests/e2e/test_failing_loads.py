@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.instances import said
 from support.model_control import load
 from support.patience import wait_for
 from support.reference import ONE_THREAD
@@ -48,11 +49,6 @@ def _idle_again(idle: TritonServer) -> Iterator[None]:
     yield
     wait_for(lambda: [process.pid for process in idle.members()] == [idle.pid], "the end of the failed load's processes")
     assert get(idle.http_url, "/v2/health/live")[0] == 200
-
-
-def said(server: TritonServer) -> str:
-    """Return the server's log."""
-    return server.log.read_text(errors="replace")
 
 
 def refused(server: TritonServer, name: str, change: Callable[[Path], None]) -> str:

@@ -7,6 +7,7 @@ import threading
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from support.instances import said
 from support.patience import wait_for
 from support.triton_client import post
 
@@ -22,17 +23,11 @@ SECONDS = 800.0  # below the limit of a test
 
 def load(server: TritonServer, name: str = "vllm") -> tuple[int, str]:
     """Load a model, and again if the server has given the load up; return the status and the answer's text."""
-    start = server.log.stat().st_size
+    start = len(said(server))
     status, told = _control(server, name, "load")
-    if status != HTTPStatus.OK and (GIVEN_UP in told or NOTICED in _logged(server, start)):
+    if status != HTTPStatus.OK and (GIVEN_UP in told or NOTICED in said(server, start)):
         status, told = _control(server, name, "load")
     return status, told
-
-
-def _logged(server: TritonServer, start: int) -> str:
-    with server.log.open("rb") as stream:
-        stream.seek(start)
-        return stream.read().decode("utf-8", "replace")
 
 
 def unload(server: TritonServer, name: str = "vllm") -> tuple[int, str]:

@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.options import build_parser as build_client_parser
 from support.pages import IN_CONTAINERS, TYPED, blocks_in
-from support.reports import measured
+from support.reports import FIRST_MINUTE, measured
 from triton_vllm.base.dialect import Dialect
 from triton_vllm.base.limits import Limits
 from triton_vllm.base.official import NAME
@@ -215,9 +215,6 @@ def test_the_readme_shows_real_answers():
     readme = (ROOT / "README.md").read_text("utf-8")
     assert re.findall(r"^# ('.+' -> '.+')$", readme, re.MULTILINE) == [f"{prompt!r} -> {answer!r}" for prompt, answer in FACTS]
     assert re.findall(r'"text_output":"(.+)"', readme) == ["".join(FACTS[2])]
-
-
-FIRST_MINUTE = "first_minute-20261127-2339-707bb022"
 
 
 def test_the_price_is_that_of_locks_and_reports():

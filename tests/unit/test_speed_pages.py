@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from support.reports import measured, ready_seconds
+from support.reports import FIRST_MINUTE, measured, ready_seconds
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # first words of a row of the tables in docs/speed.md -> the report with its figures, in benchmarks/results
@@ -247,7 +247,6 @@ def test_the_readme_has_32_and_256_streams_with_one_and_two_front_ends():
     assert len(expected) == 4
 
 
-FIRST_MINUTE = "first_minute-20261127-2339-707bb022"
 STEPS = {
     "build, empty cache": "empty",
     "build with nothing to do": "again",

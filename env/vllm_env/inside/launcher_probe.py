@@ -196,7 +196,7 @@ def main() -> None:
         imported[name] = [_file_of(module), str(getattr(module, "__version__", ""))]
     signal.alarm(0)
     modules = [module for module in list(sys.modules.values()) if _file_of(module)]
-    # 3) Import the others in children, which have what was imported here.
+    # 3) Import the others in children. They begin with the modules of this process.
     if later:
         names = [name for pattern in later["modules"] for name in _expanded(pattern)]
         _import_in_children(names, later["seconds"], failures)

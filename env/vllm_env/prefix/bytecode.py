@@ -75,7 +75,7 @@ def _groups(prefix: Path, python: str, installed: Mapping[Distribution, Owned]) 
     place = site_packages(prefix).relative_to(prefix)
     left = set(_sources(prefix))
     groups = []
-    # Sorted: the order of the installed wheels is that of a folder.
+    # Sorted: the installed wheels are in the order of a folder, which may differ.
     for name in sorted(installed):
         own = sorted(left.intersection(f"{place}/{path}" for path in installed[name].files))
         if own:

@@ -265,7 +265,7 @@ def _is_inside(path: str, environment: Path) -> bool:
 def check_start(
     workspace: Workspace, environment: Path, expected: Expected, later: Later | None = None
 ) -> Started:
-    """Import vLLM as the release's launcher would, then what comes later; return the findings.
+    """Import vLLM as the release's launcher would, then the later modules; return the findings.
 
     Raises:
         VllmEnvError: an import fails, or a module comes from outside the environment, or its
