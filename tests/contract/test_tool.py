@@ -129,8 +129,11 @@ WRONG = {
         "variable VLLM_USE_FLASHINFER_SAMPLER: not known any more",
     ),
     "another statement": (
-        *("model_executor/models/registry.py", '"modelinfos"', '"inspected"'),
-        "vllm.model_executor.models.registry: no \"/ 'modelinfos'\" any more",
+        *("model_executor/models/registry.py", 'sys.executable, "-m", ', 'sys.executable, "-P", "-m", '),
+        (
+            "vllm.model_executor.models.registry: no "
+            "\"_SUBPROCESS_COMMAND = [sys.executable, '-m', 'vllm.model_executor.models.registry']\" any more"
+        ),
     ),
 }
 # the same for what is told and is nothing wrong, by the section that tells it

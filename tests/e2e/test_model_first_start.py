@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 # In an interpreter of the environment: vLLM's registry looks at a class with any process of its own forbidden, then without
-# ours. As for a GPU, or as for a CPU.
+# ours. As for a GPU, in a fork, or as for a CPU.
 _LOOK = """
 import dataclasses, importlib, json, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from triton_vllm.startup import inspector
-inspector.is_for_cpu = lambda: sys.argv[2] == "cpu"
-ahead = inspector.start(os.environ)
+inspector.inspect_here(in_fork=sys.argv[2] == "gpu")
 registry = importlib.import_module(inspector.REGISTRY)
-ahead.lend() if ahead else inspector.inspect_here()
 real = subprocess.run
 
 def run(command, *others, **options):
@@ -42,27 +40,29 @@ def run(command, *others, **options):
 subprocess.run = run
 model = registry.ModelRegistry.models["OPTForCausalLM"]
 found = model.inspect_model_cls()
+loaded = model.module_name in sys.modules
 subprocess.run = real
 alone = registry._ModelInfo.from_model_cls(model.load_model_cls())
-kept = inspector.start(os.environ) is None
-print(json.dumps([dataclasses.asdict(found), dataclasses.asdict(alone), kept]))
+kept = len(os.listdir(os.environ["VLLM_CACHE_ROOT"] + "/modelinfos"))
+print(json.dumps([dataclasses.asdict(found), dataclasses.asdict(alone), loaded, kept]))
 """
 
 
 @pytest.mark.slow  # they import vLLM
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_vllms_own_look_at_a_model_needs_no_other_process(parts: Parts, tmp_path: Path, device: str) -> None:
-    """vLLM gets its answer from the process started ahead or in its own, the right one, and keeps it for the next start."""
+    """vLLM gets its answer from a fork or in its own process, the right one, and keeps it for the next start."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
     done = subprocess.run(
         [parts.environment / "bin/python", "-c", _LOOK, str(CHECKOUT / "model_repository/vllm/1"), device],
         env=environment, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found, alone, kept = json.loads(done.stdout.splitlines()[-1])
+    found, alone, is_loaded, kept = json.loads(done.stdout.splitlines()[-1])
     assert found == alone
     assert found["architecture"] == "OPTForCausalLM"
-    assert kept
+    assert is_loaded == (device == "cpu")
+    assert kept == 1
 
 
 def test_on_a_cpu_no_process_looks_at_the_model(first_start: FirstStart) -> None:

