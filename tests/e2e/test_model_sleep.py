@@ -48,6 +48,7 @@ def drowsy_server(serving: Serve, made_models: MadeModels, count: int) -> Iterat
 
     engine = {"model": str(made_models.llama), "enable_lora": True, "max_lora_rank": 8, "enable_sleep_mode": True}
     engine |= {"kv_cache_memory_bytes": CACHE_GB << 30, "gpu_memory_utilization": 0.3, "enable_log_requests": True}
+    engine["dtype"] = "float16"  # vLLM's kernels for adapters have no float32
     with serving(engine, environment=ONE_THREAD, prepare=prepare) as running:
         yield running
 
