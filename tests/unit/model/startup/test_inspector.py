@@ -131,7 +131,7 @@ def test_an_error_of_the_class_reaches_vllm(registry: ModuleType, answer: Path) 
 def test_any_other_call_is_vllms_own(registry: ModuleType) -> None:
     """Another command, or other options."""
     _replace(in_fork=True)
-    assert registry.subprocess.run(_command("print(7)"), capture_output=True).stdout == b"7\n"
+    assert registry.subprocess.run(_command("print(7)"), input=b"", capture_output=True).stdout == b"7\n"
     done = registry.subprocess.run(_command(), input=b"one", stdout=subprocess.PIPE, check=True)
     assert done.stdout.strip() == _OWN
 
