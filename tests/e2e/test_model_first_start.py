@@ -1,4 +1,4 @@
-"""What a first start does ahead of vLLM, with the real vLLM; and the end of its process."""
+"""Who inspects the model's class at a first start, with the real vLLM; and the end of its process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOK = """
 import dataclasses, importlib, json, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from triton_vllm.startup import inspector
-inspector.inspect_here(in_fork=sys.argv[2] == "gpu")
+inspector.replace_inspection(None, in_fork=sys.argv[2] == "gpu")  # it says nothing
 registry = importlib.import_module(inspector.REGISTRY)
 real = subprocess.run
 

@@ -18,6 +18,7 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         OLDEST,
         (
             "_SUBPROCESS_COMMAND = [sys.executable, '-m', 'vllm.model_executor.models.registry']",
+            "cloudpickle.dumps((fn, output_filepath))",
             "subprocess.run(_SUBPROCESS_COMMAND, input=input_bytes, capture_output=True)",
         ),
     ),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import pickle
 import select
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.fake_log import FakeLog
 from triton_vllm.startup import inspector
 
 if TYPE_CHECKING:
@@ -48,8 +51,10 @@ def answer(tmp_path: Path) -> Path:
     return tmp_path / "answer"
 
 
-def _replace(*, in_fork: bool) -> None:
-    inspector.inspect_here(in_fork=in_fork, registry="registry_like", command=_command())
+def _replace(*, in_fork: bool) -> FakeLog:
+    log = FakeLog()
+    inspector.replace_inspection(log, in_fork=in_fork, registry="registry_like", command=_command())
+    return log
 
 
 def _ask(registry: ModuleType, function: Callable[[], Any], answer: Path) -> bytes:
@@ -93,8 +98,10 @@ def test_a_fork_that_fails_is_made_up_for(
 ) -> None:
     """vLLM's own process then answers, or says what is wrong. The fork says nothing."""
     monkeypatch.setattr(inspector, "FORK_S", 0.5 if function is _hang else 60.0)
-    _replace(in_fork=True)
+    log = _replace(in_fork=True)
     assert _ask(registry, function, answer) == _OWN
+    assert log.warnings == ["a fork could not inspect the model's class: vLLM starts a process"]
+    assert multiprocessing.active_children() == []
     assert capfd.readouterr() == ("", "")
 
 
@@ -108,17 +115,32 @@ def test_a_machine_that_starts_no_processes_is_no_reason_to_fail(
 
 
 def test_a_fork_of_this_process_asks_a_process_of_vllms(registry: ModuleType, answer: Path) -> None:
-    """EngineCore is a fork on a GPU. It has initialized CUDA."""
+    """EngineCore may be a fork, and may have initialized CUDA."""
     _replace(in_fork=True)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, _ask(registry, os.getpid, answer))
-        os._exit(0)
+        try:
+            os.write(writer, _ask(registry, os.getpid, answer))
+        finally:
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as said:
         assert said.read() == _OWN
     os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(("method", "is_initialized"), [("spawn", False), ("fork", True)])
+def test_where_vllm_would_not_fork_nothing_is_forked(
+    registry: ModuleType, answer: Path, monkeypatch: pytest.MonkeyPatch, method: str, *, is_initialized: bool
+) -> None:
+    """The operator has chosen so, or a fork could not use CUDA."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", method)
+    cuda = SimpleNamespace(is_initialized=lambda: is_initialized)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    log = _replace(in_fork=True)
+    assert _ask(registry, os.getpid, answer) == _OWN
+    assert log.warnings == []
 
 
 def test_an_error_of_the_class_reaches_vllm(registry: ModuleType, answer: Path) -> None:
@@ -148,7 +170,7 @@ def test_another_question_is_left_alone(registry: Any) -> None:
 
 def test_a_vllm_without_such_a_module_is_left_alone() -> None:
     """A vLLM that has moved the module loads as before."""
-    inspector.inspect_here(in_fork=True, registry="vllm_of_the_future.registry")
+    inspector.replace_inspection(FakeLog(), in_fork=True, registry="vllm_of_the_future.registry")
 
 
 def test_the_rest_of_subprocess_is_there(registry: ModuleType) -> None:

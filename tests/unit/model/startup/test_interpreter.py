@@ -65,14 +65,17 @@ print(gc.isenabled(), gc.get_freeze_count() > 0)
     assert done.stdout.split("\n")[:-1] == ["False 0", *([str(fault)] if fault else []), "True True"]
 
 
-def test_vllm_is_imported_without_the_collector(monkeypatch):
-    """Its import makes half a million objects that live as long as the process."""
-    monkeypatch.setattr(inspector, "inspect_here", lambda *, in_fork: None)
-    monkeypatch.setattr(vllm_api, "runs_on_cpu", lambda: False)
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_vllm_is_imported_without_the_collector(monkeypatch, on_cpu):
+    """Its import makes half a million objects that live as long as the process. For a GPU, a fork inspects the class."""
+    replaced = []
+    monkeypatch.setattr(inspector, "replace_inspection", lambda log, *, in_fork: replaced.append(in_fork))
+    monkeypatch.setattr(vllm_api, "runs_on_cpu", lambda: on_cpu)
     monkeypatch.setattr(vllm_api, "load", lambda: SimpleNamespace(version=gc.isenabled(), path="here"))
     log = FakeLog()
     prepare._import(log)
     assert log.infos == ["vLLM False from here"]
+    assert replaced == [not on_cpu]
 
 
 CHILDREN = """

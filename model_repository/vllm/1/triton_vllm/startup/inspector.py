@@ -1,10 +1,10 @@
 """Inspect the model's class without another import of vLLM.
 
 vLLM inspects a model's class in a new interpreter, so that its own process does not initialize
-CUDA. It keeps the answer among its caches. So the first start on a machine imports vLLM once more.
+CUDA. It keeps the answer among its caches. So the first start on a machine imports vLLM again.
 
 On a CPU, no process initializes CUDA, and this process inspects the class itself. For a GPU, a fork
-of this process does so, which has vLLM imported.
+of this process inspects it. A fork need not import vLLM, because this process has done so.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from triton_vllm.base.protocols import Log
 
 REGISTRY = "vllm.model_executor.models.registry"
-FORK_S = 60.0
-"""The longest time that a fork may take, s. A fork of a process with threads can hang."""
+FORK_S = 120.0
+"""The longest time that a fork may take, s. A fork of a process with threads can hang. On an H100,
+it took less than 2 s."""
 
 
-def inspect_here(
-    *, in_fork: bool, registry: str = REGISTRY, command: list[str] | None = None
+def replace_inspection(
+    log: Log, *, in_fork: bool, registry: str = REGISTRY, command: list[str] | None = None
 ) -> None:
     """Make vLLM inspect a class in this process or in a fork of it.
 
-    If a fork fails, vLLM starts its own process, which reports what is wrong.
+    If a fork fails, vLLM starts its own process, which reports the error.
 
     Args:
+        log: reports that a fork has failed.
         in_fork: whether a fork inspects the class.
         registry: vLLM's module.
         command: the command that vLLM runs for an inspection.
@@ -45,17 +47,16 @@ def inspect_here(
 
     def run(given: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         is_known = given == expected and options.keys() == {"input", "capture_output"}
-        # EngineCore has this function, too, if it is a fork. It may have initialized CUDA.
+        # If EngineCore is a fork, it has this function, too. It may have initialized CUDA, so it
+        # runs vLLM's command.
         if is_known and os.getpid() == owner:
-            # As vLLM's `_run` does it: the input is a function and the file for its result.
-            inspect, output = pickle.loads(options["input"])  # noqa: S301 - of this process
-            if in_fork:
-                is_done = _succeeds_in_fork(inspect, output)
-            else:
-                _write(inspect, output)
-                is_done = True
-            if is_done:
+            if not in_fork:
+                _answer(options["input"])
                 return subprocess.CompletedProcess(given, 0, b"", b"")
+            if _may_fork():
+                if _answer_in_fork(options["input"]):
+                    return subprocess.CompletedProcess(given, 0, b"", b"")
+                log.warning("a fork could not inspect the model's class: vLLM starts a process")
         # vLLM looks at the status itself.
         return subprocess.run(given, **options)  # noqa: PLW1510
 
@@ -69,28 +70,39 @@ def inspect_here(
             names["subprocess"] = SimpleNamespace(**{**vars(subprocess), "run": run})
 
 
-def _write(inspect: Callable[[], Any], output: str) -> None:
+def _answer(question: bytes) -> None:
+    # As vLLM's `_run` does it: the question is a function and the file for its result.
+    inspect, output = pickle.loads(question)  # noqa: S301 - of this process
     Path(output).write_bytes(pickle.dumps(inspect()))
 
 
-def _succeeds_in_fork(inspect: Callable[[], Any], output: str) -> bool:
+def _may_fork() -> bool:
+    # vLLM does not fork EngineCore in these cases either.
+    if os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == "spawn":
+        return False
+    torch = sys.modules.get("torch")
+    return torch is None or not torch.cuda.is_initialized()
+
+
+def _answer_in_fork(question: bytes) -> bool:
     """Return whether a fork of this process has inspected the class and written the answer."""
-
-    def try_to_write() -> None:
-        try:
-            _write(inspect, output)
-        # vLLM's own process will report it.
-        except Exception:  # noqa: BLE001
-            sys.exit(1)
-
-    # vLLM starts EngineCore in the same way, if CUDA is not initialized.
-    fork = multiprocessing.get_context("fork").Process(target=try_to_write)
+    fork = multiprocessing.get_context("fork").Process(target=_try_to_answer, args=(question,))
     try:
         fork.start()
     except OSError:
         return False
-    fork.join(FORK_S)
-    if fork.exitcode is None:
-        fork.kill()
-        fork.join()
+    try:
+        fork.join(FORK_S)
+    finally:
+        if fork.exitcode is None:
+            fork.kill()
+            fork.join()
     return fork.exitcode == 0
+
+
+def _try_to_answer(question: bytes) -> None:
+    try:
+        _answer(question)
+    # vLLM's own process will report it.
+    except Exception:  # noqa: BLE001
+        sys.exit(1)

@@ -218,7 +218,7 @@ def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None
 def _import(log: Log) -> Vllm:
     with interpreter.importing():
         vllm = vllm_api.load()
-    inspector.inspect_here(in_fork=not vllm_api.runs_on_cpu())
+    inspector.replace_inspection(log, in_fork=not vllm_api.runs_on_cpu())
     log.info(f"vLLM {vllm.version} from {vllm.path}")
     return vllm
 
