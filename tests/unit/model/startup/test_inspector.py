@@ -39,6 +39,7 @@ def _command(code: str = f"import sys; sys.stdin.buffer.read(); print({_OWN.deco
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A registry whose command says so when it runs."""
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
     (tmp_path / "registry_like.py").write_text(_REGISTRY.format(command=_command()))
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("registry_like")
