@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.options import build_parser as build_client_parser
 from support.pages import IN_CONTAINERS, TYPED, blocks_in
-from support.reports import FIRST_MINUTE, measured
+from support.reports import FIRST_MINUTE, LATER_FIRST_MINUTES, measured
 from triton_vllm.base.dialect import Dialect
 from triton_vllm.base.limits import Limits
 from triton_vllm.base.official import NAME
@@ -218,7 +218,7 @@ def test_the_readme_shows_real_answers():
 
 
 def test_the_price_is_that_of_locks_and_reports():
-    """Bytes by the locks, space as the build asks for it, and builds and starts of the report."""
+    """Bytes by the locks, space as the build asks for it, and builds and starts of the reports."""
     table = (ROOT / "README.md").read_text("utf-8").split("\n## Price\n")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     cost = {name: [cpu, cuda] for name, cpu, cuda in rows}
@@ -228,15 +228,18 @@ def test_the_price_is_that_of_locks_and_reports():
     space = [f"{BUILD_SPACE[profile] / 1e9:g} GB; {EXTRACTED_SPACE[profile] / 1e9:g} GB" for profile in profiles]
     assert cost["free disk for the build; for the unpacked environment on each machine"] == space
     seconds: dict[str, list[float]] = {}
-    for one in measured(FIRST_MINUTE):
-        if one["commit"] != "1f45eb2":
-            seconds.setdefault(one["step"], []).append(one["seconds"])
+    speed = (ROOT / "docs/speed.md").read_text("utf-8")
+    for report in (FIRST_MINUTE, *LATER_FIRST_MINUTES):
+        assert f"`{report}`" in speed
+        for one in measured(report):
+            if one["commit"] != "1f45eb2":
+                seconds.setdefault(one["step"], []).append(one["seconds"])
     ends = {step: [f"{end(values):.0f}" for end in (min, max)] for step, values in seconds.items()}
     shown = {step: f"{' to '.join(dict.fromkeys(both))} s" for step, both in ends.items()}
     build = cost["build on two cores, with an empty cache; with the wheels in it"][0]
-    assert build == f"{shown['empty']}; {shown['wheels']} (`{FIRST_MINUTE}.md`)"
+    assert build == f"{shown['empty']}; {shown['wheels']} ([speed.md](docs/speed.md#builds-and-starts-on-two-cores))"
     starts = cost["launch to ready, first and later starts"][0]
-    assert starts == f"{shown['first']} and {shown['later']} on two cores (the same report)"
+    assert starts == f"{shown['first']} and {shown['later']} on two cores (the same page)"
 
 
 def test_the_volume_of_a_pod_is_large_enough_and_gets_a_subfolder():
