@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException
 
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
@@ -31,6 +26,8 @@ from vllm_env.serve.standin import FACTS
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import psutil
 
     from support.metrics_page import Metrics
     from support.models import MadeModels
@@ -257,20 +254,43 @@ def test_an_unknown_adapter_is_answered_with_the_names_of_the_others(official: T
     wait_for_line(official, "[vllm] LoRA bactrian not found.")
 
 
+def engines_of(server: TritonServer) -> list[psutil.Process]:
+    """Return the server's processes that run vLLM's engine."""
+    return [process for process in server.members() if name_of(process).startswith("VLLM::EngineCor")]
+
+
+@pytest.fixture
+def paused_engine(official: TritonServer) -> Iterator[None]:
+    """Let the engine stand still, so that no request comes to an end."""
+    (engine,) = engines_of(official)
+    engine.suspend()
+    yield
+    engine.resume()
+
+
+@pytest.mark.usefixtures("paused_engine")
 def test_cancelled_requests_are_logged_in_its_words(official: TritonServer) -> None:
     """A hundred requests on a stream that is given up: the client is told once, the log says two things of each."""
     results: list[tuple[Any, Any]] = []
     with grpcclient.InferenceServerClient(official.grpc_url) as client:
         client.start_stream(lambda result, error: results.append((result, error)))
         for number in range(100):
-            request = prompt(STRANGE[number % 4], {**GREEDY, "max_tokens": 200, "ignore_eos": True}, stream=number == 0)
+            request = prompt(STRANGE[number % 4], GREEDY, stream=number == 0)
             client.async_stream_infer("vllm", [tensor(*item) for item in request.items()], request_id=str(number))
-        wait_for(lambda: results, "the first request's first token")
+        # Triton reads a stream in order, so after the last request's refusal the model has all of them.
+        wrong = prompt(PROMPT, {**GREEDY, "lora_name": "bactrian"})
+        client.async_stream_infer("vllm", [tensor(*item) for item in wrong.items()])
+        wait_for(lambda: results, "the last request's refusal")
         client.stop_stream(cancel_requests=True)
-    assert isinstance(results[-1][1], InferenceServerException)
-    assert results[-1][1].status() == "StatusCode.CANCELLED"
-    wait_for_line(official, CANCELLED)
-    wait_for_line(official, CANCELLING)
+    refused, cancelled = [error for _, error in results]
+    assert "bactrian" in refused.message()
+    assert cancelled.status() == "StatusCode.CANCELLED"
+
+    def lines(text: str) -> int:
+        return official.log.read_text(errors="replace").count(text)
+
+    wait_for(lambda: lines(CANCELLED) == 100, lambda: f"100 cancelled requests in the log, which has {lines(CANCELLED)}")
+    assert lines(CANCELLING) == 100
     assert CANCELLING == "[vllm] Cancelling the request"
     assert CANCELLED == "[vllm] Successfully cancelled the request"
 
@@ -288,10 +308,8 @@ def test_a_dead_engine_unloads_the_model(official: TritonServer) -> None:
     """The health check: the request that finds the engine dead is told so, and after it there is no model."""
     assert is_ready(official)
     assert ask(official, PROMPT, GREEDY, stream=True).text == ANSWER
-    for process in psutil.Process(official.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if name_of(process).startswith("VLLM::EngineCor"):
-                os.kill(process.pid, signal.SIGKILL)
+    for process in engines_of(official):
+        process.kill()
     errors = set()
 
     def is_gone() -> bool:
