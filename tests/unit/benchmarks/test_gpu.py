@@ -1,0 +1,77 @@
+"""benchmarks/gpu.py: the options of the two benchmarks that it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def gpu() -> Any:
+    import gpu
+
+    return gpu
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> str:
+    """Return a model repository that looks built."""
+    model = tmp_path / "built" / "vllm"
+    model.mkdir(parents=True)
+    (model / "config.pbtxt").touch()
+    return str(model.parent)
+
+
+def test_both_benchmarks_measure_the_same_build(gpu: Any, repository: str, tmp_path: Path) -> None:
+    """The table uses the environment that is unpacked from the repository; each report has its own name."""
+    import cold_start
+    from harness import options
+
+    places = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "h100")]
+    given = [repository, "--triton-root", str(tmp_path), "--commit", "abc", *places]
+    starts, unpack, table = gpu.commands(given)
+    first = cold_start.parse(starts)
+    second = options.parse(table, None)
+    assert {str(path) for path in first.cases.values()} == {repository}
+    assert unpack == ["unpack", str(second.environment), "--model-repository", repository]
+    assert str(second.model_repository) == repository
+    assert first.triton_root == second.triton_root == tmp_path
+    assert first.commit == second.commit == "abc"
+    assert (first.out.name, second.out.name) == ("h100_starts", "h100_serving")
+    assert first.work != second.work
+
+
+def test_the_table_has_two_front_ends_on_each_side_and_five_rounds(gpu: Any, repository: str, tmp_path: Path) -> None:
+    """It has the streams of the README's table. An option of the user replaces ours."""
+    from harness import options
+
+    _, _, table = gpu.commands([repository, "--work", str(tmp_path)])
+    found = options.parse(table, None)
+    assert (found.device, found.instances, found.rounds, found.targets) == ("gpu", 2, 5, ["openai", "triton"])
+    assert sorted(found.in_flight) == [1, 8, 32, 256]
+    _, _, table = gpu.commands([repository, "--work", str(tmp_path), "--device", "cpu", "--rounds", "1"])
+    found = options.parse(table, None)
+    assert (found.device, found.instances, found.rounds) == ("cpu", 2, 1)
+
+
+@pytest.mark.parametrize("wrong", [["--shape", "none"], ["--unknown"]])
+def test_wrong_arguments_are_found_before_the_starts(
+    gpu: Any, repository: str, tmp_path: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names the argument."""
+    with pytest.raises(SystemExit) as error:
+        gpu.main([repository, "--work", str(tmp_path / "work"), *wrong])
+    assert error.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_repository_without_a_model_is_refused(gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the folder."""
+    with pytest.raises(SystemExit):
+        gpu.main([str(tmp_path), "--work", str(tmp_path / "work")])
+    assert str(tmp_path) in capsys.readouterr().err
