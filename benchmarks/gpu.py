@@ -21,6 +21,7 @@ import cold_start
 import serving
 from harness import options as serving_options
 from harness import results
+from harness.targets import require_openai_client
 
 _CHECKOUT = Path(__file__).resolve().parents[1]
 # The table of the README. With 32 streams or more, five rounds are over 1,000 requests a side on an
@@ -74,6 +75,8 @@ def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
 def main(arguments: list[str]) -> int:
     """Measure the starts, unpack the environment, and measure the speed."""
     starts, unpack, table = commands(arguments)
+    # serving.py needs it for vLLM's server, and would say so only after the starts.
+    require_openai_client()
     cold_start.main(starts)
     subprocess.run([_CHECKOUT / "gen_vllm_env.sh", *unpack], check=True)
     return serving.main(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,6 +68,16 @@ def test_wrong_arguments_are_found_before_the_starts(
         gpu.main([repository, "--work", str(tmp_path / "work"), *wrong])
     assert error.value.code == 2
     assert wrong[0] in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_missing_library_is_found_before_the_starts(
+    gpu: Any, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names it."""
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(SystemExit, match="aiohttp"):
+        gpu.main([repository, "--work", str(tmp_path / "work")])
     assert not (tmp_path / "work").exists()
 
 
