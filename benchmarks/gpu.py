@@ -6,7 +6,8 @@ First `cold_start.py` measures the starts. Then `gen_vllm_env.sh unpack` unpacks
 and `serving.py` measures the speed with two front ends on each side. Each benchmark writes a
 report.
 
-Other options are for `serving.py`. `--device cpu --shape tiny-opt` needs no GPU.
+Other options are for `serving.py`. Without a GPU, try it with `--device cpu --shape tiny-opt
+--instances 1`.
 """
 
 from __future__ import annotations
