@@ -111,8 +111,13 @@ def test_an_exception_leaves_nobody_waiting(
         assert set().union(*errors[1:]) <= neighbours
     wait_for(lambda: not ask(faulty, PROMPT, {"temperature": 0}).error, "an engine that serves", longest_pause=0.5)
     assert ask(faulty, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
-    lines = faulty.log.read_text(errors="replace").splitlines()  # vLLM has its own line of its output handler
-    assert len([line for line in lines if "[vllm]" in line and f"RuntimeError: injected {place}" in line]) == 1
+
+    def injected() -> int:
+        lines = faulty.log.read_text(errors="replace").splitlines()  # vLLM has its own line of its output handler
+        return len([line for line in lines if "[vllm]" in line and f"RuntimeError: injected {place}" in line])
+
+    wait_for(injected, "the log's line")
+    assert injected() == 1
 
 
 def test_no_room_for_temporary_files(faulty: TritonServer) -> None:

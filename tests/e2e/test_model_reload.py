@@ -14,7 +14,7 @@ from support.instances import with_instances
 from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
-from support.model_control import load, unload
+from support.model_control import GIVEN_UP, load, unload
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.patience import pause, wait_for
@@ -115,7 +115,8 @@ def test_a_poll_finds_nothing_new(light_serving: Serve) -> None:
     before: dict[str, float] = {}
     arguments = ("--model-control-mode=poll", "--repository-poll-secs=1")
     with light_serving(environment=ONE_THREAD, arguments=arguments, prepare=lambda model: before.update(files(model))) as server:
-        _check_that_a_load_changes_nothing(server, server.repository / "vllm", before, lambda: pause(POLLS))
+        model = server.repository / "vllm"
+        _check_that_a_load_changes_nothing(server, model, before, lambda: pause(POLLS), server._log_start)
 
 
 def _check_that_a_load_changes_nothing(
@@ -129,7 +130,8 @@ def _check_that_a_load_changes_nothing(
     assert ask(server, PROMPT, {"temperature": 0}, options={"model": model.name}).text == PROMPT + ANSWER
     wait_for(lambda: "ready after" in _said(server, begin), "'ready after' in the server's log")
     said = _said(server, begin)
-    assert said.count("starting the engine and loading the model") == 1 + said.count("still starting the engine"), said[-6000:]
+    loads = said.count("starting the engine and loading the model") - said.count("still starting the engine")
+    assert 1 <= loads <= 1 + said.count(GIVEN_UP), said[-6000:]  # Triton gives up a load if the machine stands still
     assert said.count("ready after") == 1
     assert stubs(server) == running, said[-6000:]
     assert written(model, before) == []

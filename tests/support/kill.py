@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-import psutil
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
 
 from support.patience import pause, wait_for
 
 
 def kill_at_rest(stub: int) -> None:
-    """Kill a stub at a moment at which it does nothing.
+    """Kill a stub at a moment at which none of its threads does or begins anything.
 
     One that dies while it holds a lock of Triton's shared memory takes the server down: tritonserver waits for ten seconds and
     aborts. A model that publishes its metrics takes such a lock for each of them.
     """
-    process = psutil.Process(stub)
 
     def rests() -> bool:
-        before = process.cpu_times()
+        before = _threads(stub)
         pause(0.05)
-        return process.cpu_times() == before
+        return set(before.values()) == {"S"} and _threads(stub) == before
 
     wait_for(rests, f"a moment at which {stub} does nothing")
-    process.kill()
+    os.kill(stub, signal.SIGKILL)
+
+
+def _threads(process: int) -> dict[tuple[str, ...], str]:
+    """Return the state of each thread, by its id and the numbers of its context switches.
+
+    Processor times would not do: they are counted in steps of 10 ms, and those of a thread that waits for a core stand still.
+    """
+    found = {}
+    for status in Path(f"/proc/{process}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            text = status.read_text()
+            switches = re.findall(r"_ctxt_switches:\s*(\d+)", text)
+            found[(status.parent.name, *switches)] = text.partition("State:")[2].split()[0]
+    return found

@@ -135,6 +135,7 @@ async def test_a_body_that_gets_no_room_is_refused():
             assert await bodies.read(messages(b"a" * 60), 60, interrupt, until_passed_on)
         with pytest.raises(UnavailableError, match="try again later"):
             await read(bodies, messages(b"b" * 70), 70)
+        bodies._arrival_s = LIMIT
         cancelled = asyncio.ensure_future(read(bodies, messages(b"c" * 70), 70))
         waiting = asyncio.ensure_future(read(bodies, messages(b"d" * 60), 60))
         await asyncio.sleep(0)
