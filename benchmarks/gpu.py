@@ -1,18 +1,20 @@
-"""Measure a built model on a GPU: its starts, then its speed next to vLLM's own server.
+"""Measure a built model on a GPU: its starts, and its speed next to vLLM's own server.
 
     python3 benchmarks/gpu.py REPOSITORY --triton-root ROOT
 
-First `cold_start.py` measures the starts. Then `gen_vllm_env.sh unpack` unpacks the environment,
-and `serving.py` measures the speed with two front ends on each side. Each benchmark writes a
-report.
+`gen_vllm_env.sh unpack` unpacks the environment, `cold_start.py` measures the starts, and
+`serving.py` the speed, with two front ends for this model and two for vLLM's server. Each benchmark
+writes a report.
 
-Other options are for `serving.py`. Without a GPU, try it with `--device cpu --shape tiny-opt
---instances 1`.
+All other options, after REPOSITORY, are for `serving.py`. Without a GPU, try it with `--device cpu
+--shape tiny-opt --instances 1`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,8 +27,8 @@ from harness import results
 from harness.targets import require_openai_client
 
 _CHECKOUT = Path(__file__).resolve().parents[1]
-# The table of the README. With 32 streams or more, five rounds are over 1,000 requests a side on an
-# H100.
+# The streams of the README's table. With 32 or more, each server gets more than 1,000 requests on
+# an H100.
 _TABLE = [
     *("--device", "gpu", "--shape", "llama-7b", "--tokens", "128", "--modes", "stream"),
     *("--targets", "openai", "triton", "--instances", "2"),
@@ -35,7 +37,7 @@ _TABLE = [
 
 
 def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the arguments of ``cold_start.py``, ``gen_vllm_env.sh`` and ``serving.py``.
+    """Return the arguments of ``gen_vllm_env.sh``, ``cold_start.py`` and ``serving.py``.
 
     Raises:
         SystemExit: the arguments are wrong.
@@ -49,38 +51,45 @@ def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     add(
         "--work",
         type=Path,
+        default=Path(tempfile.gettempdir(), f"gpu_{os.getpid()}"),
         metavar="DIR",
-        help="logs and the unpacked environment; default a new temporary directory",
+        help="logs, homes and the unpacked environment, which stay (default: a new temporary "
+        "directory)",
     )
+    # The names of the two reports end with _starts and _serving.
     results.add_options(parser, Path("benchmarks/results/gpu"))
     options, more = parser.parse_known_args(arguments)
     repository = str(options.repository)
-    folder = (options.work or Path(tempfile.mkdtemp(prefix="gpu_"))).absolute()
-    environment = str(folder / "environment")
+    if not Path(repository, "vllm", "config.pbtxt").is_file():
+        parser.error(f"{repository} has no model vllm: build it with gen_vllm_env.sh")
+    work = options.work.absolute()
+    environment = str(work / "environment")
     common = ["--triton-root", str(options.triton_root), "--commit", options.commit]
 
     def places(name: str) -> list[str]:
-        return ["--work", str(folder / name), "--out", f"{options.out}_{name}"]
+        return ["--work", str(work / name), "--out", f"{options.out}_{name}"]
 
-    starts = [f"built={repository}", *common, *places("starts")]
     unpack = ["unpack", environment, "--model-repository", repository]
+    starts = [f"built={repository}", *common, *places("starts")]
     built = ["--environment", environment, "--model-repository", repository]
     # Of an option that is given twice, the last one counts.
     table = [*built, *common, *places("serving"), *_TABLE, *more]
-    # Wrong arguments are found here, not after the starts.
-    cold_start.parse(starts)
-    serving_options.parse(table, None)
-    return starts, unpack, table
+    # What is wrong in them is found here, not after the starts.
+    device = serving_options.parse(table, None).device
+    if device == "gpu" and not shutil.which("nvidia-smi"):
+        parser.error("this machine has no NVIDIA GPU: see --help for a try without one")
+    return unpack, starts, table
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the starts, unpack the environment, and measure the speed."""
-    starts, unpack, table = commands(arguments)
+    """Unpack the environment, and measure the starts and the speed."""
+    unpack, starts, table = commands(arguments)
     # serving.py needs it for vLLM's server, and would say so only after the starts.
     require_openai_client()
-    cold_start.main(starts)
-    subprocess.run([_CHECKOUT / "gen_vllm_env.sh", *unpack], check=True)
-    return serving.main(table)
+    Path(unpack[1]).parent.mkdir(parents=True, exist_ok=True)
+    # First, because it refuses a folder that is not empty.
+    status = subprocess.run([_CHECKOUT / "gen_vllm_env.sh", *unpack], check=False).returncode
+    return status or cold_start.main(starts) or serving.main(table)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def test_concurrency_holds_requests_back_and_the_planned_time_shows_it(delays: T
     running = [sum(change for _, change in ends[: number + 1]) for number in range(len(ends))]
     assert max(running) == 2
     assert report["median_e2el_ms"] == pytest.approx(1000 * median(record["times"][-1] - record["sent"] for record in records))
-    # All are due after about 60 ms. With two at a time, no machine can answer the 30th before 600 ms.
+    # All are due within about 60 ms. With two at a time, no machine can answer the 30th before 600 ms.
     assert report["from_planned_time"]["median_e2el_ms"] > 400
 
 

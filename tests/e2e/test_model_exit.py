@@ -19,7 +19,7 @@ from support.clock import now
 from support.metrics_page import read_metrics
 from support.model_requests import prompt
 from support.open_stream import OpenStream
-from support.patience import pause, wait_for, wait_for_line
+from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
 from support.triton_client import tensor
@@ -70,7 +70,6 @@ def test_streams_over_http_are_told_before_the_server_cuts_them_off(
     """The HTTP endpoint waits for its clients first, and the core knows of no end meanwhile; the model notices it."""
     clients = 8
     with light_serving(light_long_arguments, environment=ONE_THREAD, prepare=prepare) as server:
-        pause(5)  # in which the model finds the HTTP endpoint
         with ThreadPoolExecutor(clients) as pool:
             answers = [pool.submit(_stream_over_http, server) for _ in range(clients)]
             _wait_until_all_are_taken(server, clients)

@@ -89,16 +89,18 @@ def answers_of_all(server: TritonServer, requests: list[dict[str, object]]) -> l
 
 
 def opened_in_all(server: TritonServer, stack: ExitStack, requests: list[dict[str, object]]) -> list[OpenStream]:
-    """Open a stream for each request, and again until each instance has got some; vLLM has all of them."""
+    """Open a stream for each request, and more until each instance has got some; vLLM has all of them."""
     start = len(said(server))
     streams: list[OpenStream] = []
 
-    def open_more() -> bool:
-        streams.extend(stack.enter_context(OpenStream(server.grpc_url, one)) for one in requests)
+    def open_some(more: list[dict[str, object]]) -> None:
+        streams.extend(stack.enter_context(OpenStream(server.grpc_url, one)) for one in more)
         wait_for(lambda: said(server, start).count("Added request triton-") == len(streams), "all requests in vLLM")
-        return len(instances_asked(server, start)) == FIRST
 
-    wait_for(open_more, "a request of each instance")
+    open_some(requests)
+    while len(instances_asked(server, start)) < FIRST:
+        assert len(streams) < MOST, "one instance got all requests"
+        open_some(requests[:1])
     return streams
 
 
@@ -210,9 +212,13 @@ def test_a_changed_adapter_is_seen_by_all_instances(
         expected = ask(llama_server, PROMPT, {**GREEDY, "lora_name": name}).text
         asked = [prompt(PROMPT, {**GREEDY, "lora_name": "changing"})] * MANY
         assert {answer.error or answer.text for answer in answers_of_all(group, asked)} == {expected}
-        loaded = re.findall(r"LoRA adapter changing@(\w+) was loaded", said(group, start))
-        assert len(loaded) == FIRST
-        copies |= set(loaded)
+
+        def loaded(start: int = start) -> list[str]:
+            return re.findall(r"LoRA adapter changing@(\w+) was loaded", said(group, start))
+
+        wait_for(lambda loaded=loaded: len(loaded()) >= FIRST, "the log's lines")
+        assert len(loaded()) == FIRST
+        copies |= set(loaded())
     assert group._scratch is not None
     assert len(list(group._scratch.glob(f"{FOLDERS}/load-*/adapters/*"))) == len(copies) == 2
 
@@ -232,9 +238,10 @@ def test_the_limit_counts_the_requests_of_all_instances(group: TritonServer) -> 
     """Each of the two has room for more."""
     start = len(said(group))
     with ExitStack() as stack:
-        streams = [stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MOST)]
+        streams = opened_in_all(group, stack, [prompt(PROMPT, LONG, stream=True)] * MANY)
+        while len(streams) < MOST:
+            streams.append(stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True))))
         wait_for(lambda: said(group, start).count("Added request triton-") == MOST)
-        assert len(instances_asked(group, start)) == FIRST
         refused = {answer.error for answer in ask_all(group, [prompt(PROMPT, GREEDY)] * MANY)}
         assert refused == {f"{MOST} requests are in flight, and no more are taken: try again later"}
         for stream in streams:

@@ -37,7 +37,7 @@ def test_what_waits_too_long_is_refused_and_dropped(wide_server: TritonServer) -
         filling = prompt(PROMPT, {**LONG, **OWN, "temperature": 1, "n": WIDE_SLOTS}, stream=True)  # all slots
         long = stack.enter_context(begun(wide_server, filling))
         sent = time.monotonic()  # a clock without the machine's pauses would find an answer of the model's clock too early
-        # Without the statuses of gRPC: Triton 24.10 may die of a stream that it ends with one (test_model_errors.py has them).
+        # Without the statuses of gRPC: Triton 24.10 may die of a stream that it ends with one.
         waiting = [stack.enter_context(OpenStream(wide_server.grpc_url, one)) for one in requests]
         first = waiting[0].wait_end(PATIENCE)
         waited = time.monotonic() - sent

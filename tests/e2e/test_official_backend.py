@@ -49,6 +49,7 @@ ECHO = "Error generating stream: When streaming, `exclude_input_in_output` = Fal
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 UNKNOWN = "Request for unknown model: 'vllm' has no available versions"
 PARAMETERS = {"COMPATIBILITY": "official", "REPORT_CUSTOM_METRICS": "true", "ENABLE_VLLM_HEALTH_CHECK": "true"}
+PARAMETERS["ENGINE_TIMEOUT_SECONDS"] = "1800"  # a test lets the engine stand still
 
 
 @pytest.fixture(scope="module")

@@ -75,9 +75,13 @@ def settled(url: str) -> Metrics:
     """Return the metrics once all first requests are in them: Triton's and vLLM's servers write them with a delay."""
     wait_for(lambda: read_metrics(url).total("vllm:e2e_request_latency_seconds_count") >= len(TEXTS), "the first requests")
     seen = [read_metrics(url)]
-    while len(seen) < 2 or _of_vllm(seen[-1]) != _of_vllm(seen[-2]):
-        pause(2.5)  # on a busy machine, the model publishes every two seconds
+
+    def stands_still() -> bool:
+        pause(4)  # the model waits up to two seconds from one update to the next
         seen.append(read_metrics(url))
+        return _of_vllm(seen[-1]) == _of_vllm(seen[-2])
+
+    wait_for(stands_still, "metrics that stand still")
     return seen[-1]
 
 

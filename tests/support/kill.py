@@ -12,7 +12,7 @@ from support.patience import pause, wait_for
 
 
 def kill_at_rest(stub: int) -> None:
-    """Kill a stub at a moment at which none of its threads does or begins anything.
+    """Kill a stub at a moment at which all its threads sleep.
 
     One that dies while it holds a lock of Triton's shared memory takes the server down: tritonserver waits for ten seconds and
     aborts. A model that publishes its metrics takes such a lock for each of them.
@@ -20,6 +20,7 @@ def kill_at_rest(stub: int) -> None:
 
     def rests() -> bool:
         before = _threads(stub)
+        assert before, f"process {stub} has ended"
         pause(0.05)
         return set(before.values()) == {"S"} and _threads(stub) == before
 

@@ -1,9 +1,11 @@
-"""benchmarks/gpu.py: the options of the two benchmarks that it runs."""
+"""benchmarks/gpu.py: what it gives to the commands that it runs, and in which order."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def gpu() -> Any:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the benchmark on a machine with a GPU."""
     import gpu
 
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     return gpu
 
 
@@ -37,7 +41,7 @@ def test_both_benchmarks_measure_the_same_build(gpu: Any, repository: str, tmp_p
 
     places = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "h100")]
     given = [repository, "--triton-root", str(tmp_path), "--commit", "abc", *places]
-    starts, unpack, table = gpu.commands(given)
+    unpack, starts, table = gpu.commands(given)
     first = cold_start.parse(starts)
     second = options.parse(table, None)
     assert {str(path) for path in first.cases.values()} == {repository}
@@ -49,43 +53,78 @@ def test_both_benchmarks_measure_the_same_build(gpu: Any, repository: str, tmp_p
     assert first.work != second.work
 
 
-def test_the_table_has_two_front_ends_on_each_side_and_five_rounds(gpu: Any, repository: str, tmp_path: Path) -> None:
+def test_the_table_has_two_front_ends_for_each_server_and_five_rounds(gpu: Any, repository: str) -> None:
     """It has the streams of the README's table. An option of the user replaces ours."""
     from harness import options
 
-    _, _, table = gpu.commands([repository, "--work", str(tmp_path)])
+    _, _, table = gpu.commands([repository])
     found = options.parse(table, None)
     assert (found.device, found.instances, found.rounds, found.targets) == ("gpu", 2, 5, ["openai", "triton"])
     assert sorted(found.in_flight) == [1, 8, 32, 256]
-    _, _, table = gpu.commands([repository, "--work", str(tmp_path), "--device", "cpu", "--rounds", "1"])
+    _, _, table = gpu.commands([repository, "--device", "cpu", "--rounds", "1"])
     found = options.parse(table, None)
     assert (found.device, found.instances, found.rounds) == ("cpu", 2, 1)
 
 
-@pytest.mark.parametrize("wrong", [["--shape", "none"], ["--unknown"]])
-def test_wrong_arguments_are_found_before_the_starts(
-    gpu: Any, repository: str, tmp_path: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_environment_is_unpacked_before_the_measurements(
+    gpu: Any, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """It refuses a folder that is not empty. Then nothing is measured."""
+    called: list[list[str]] = []
+
+    def unpack(command: list[Any], **_: object) -> Any:
+        called.append(command[1:])
+        return SimpleNamespace(returncode=status)
+
+    monkeypatch.setattr(gpu.subprocess, "run", unpack)
+    for benchmark in (gpu.cold_start, gpu.serving):
+        monkeypatch.setattr(benchmark, "main", called.append)
+    monkeypatch.setattr(gpu, "require_openai_client", lambda: None)
+    given = [repository, "--work", str(tmp_path / "work")]
+    assert (gpu.main(given) or 0) == status
+    everything = list(gpu.commands(given))
+    assert called == (everything[:1] if status else everything)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [(["--shape", "none"], "argument --shape: invalid choice"), (["--unknown"], "unrecognized arguments: --unknown")],
+)
+def test_wrong_arguments_are_found_before_anything_else(
+    gpu: Any, repository: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], says: str
 ) -> None:
     """The error names the argument."""
     with pytest.raises(SystemExit) as error:
         gpu.main([repository, "--work", str(tmp_path / "work"), *wrong])
     assert error.value.code == 2
-    assert wrong[0] in capsys.readouterr().err
-    assert not (tmp_path / "work").exists()
-
-
-def test_a_missing_library_is_found_before_the_starts(repository: str, tmp_path: Path) -> None:
-    """The error names it."""
-    code = "import sys; sys.modules['aiohttp'] = None; sys.path.insert(0, sys.argv[1]); import gpu; gpu.main(sys.argv[2:])"
-    given = [str(CHECKOUT / "benchmarks"), repository, "--work", str(tmp_path / "work")]
-    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "cannot import aiohttp" in done.stderr
+    assert says in capsys.readouterr().err
     assert not (tmp_path / "work").exists()
 
 
 def test_a_repository_without_a_model_is_refused(gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the folder."""
+    """The error names the folder and the remedy."""
     with pytest.raises(SystemExit):
-        gpu.main([str(tmp_path), "--work", str(tmp_path / "work")])
-    assert str(tmp_path) in capsys.readouterr().err
+        gpu.main([str(tmp_path)])
+    assert f"{tmp_path} has no model vllm: build it with gen_vllm_env.sh" in capsys.readouterr().err
+
+
+def test_a_machine_without_a_gpu_is_refused(
+    gpu: Any, repository: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless the measurement is for the processor."""
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(SystemExit):
+        gpu.main([repository])
+    assert "this machine has no NVIDIA GPU" in capsys.readouterr().err
+    assert gpu.commands([repository, "--device", "cpu"])
+
+
+def test_a_missing_library_is_found_before_anything_else(repository: str, tmp_path: Path) -> None:
+    """The error names it."""
+    code = "import sys; sys.modules['aiohttp'] = None; sys.path.insert(0, sys.argv[1]); import gpu; gpu.main(sys.argv[2:])"
+    given = [str(CHECKOUT / "benchmarks"), repository, "--device", "cpu", "--work", str(tmp_path / "work")]
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "cannot import aiohttp" in done.stderr
+    assert not (tmp_path / "work").exists()
