@@ -9,6 +9,7 @@ import pytest
 
 from support.leftovers import name_of
 from support.model_requests import STRANGE, ask, prompt
+from support.server_processes import stubs
 from support.triton_client import stream, text_of
 from vllm_env.serve.standin import FACTS
 
@@ -31,7 +32,7 @@ def test_it_answers_as_the_standin_does(light_server: TritonServer) -> None:
 def test_it_has_no_torch_and_no_engine(light_server: TritonServer, request: pytest.FixtureRequest) -> None:
     """Both take most of a start; with `--slow` they are there."""
     real = bool(request.config.getoption("--slow"))
-    (stub,) = [p.pid for p in light_server.members() if name_of(p).startswith("triton_python_b")]
+    (stub,) = [process.pid for process in stubs(light_server)]
     assert ("libtorch" in Path(f"/proc/{stub}/maps").read_text()) == real
     assert any(name_of(p).startswith("VLLM::") for p in light_server.members()) == real
     assert "stub" in Path(f"/proc/{stub}/exe").readlink().name

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.patience import wait_for
 from support.reference import ONE_THREAD
+from support.server_processes import engines, stubs
 from support.serving import fill, in_small_place, serve
 from support.settings import with_line
 from vllm_env.serve.processes import end
@@ -122,7 +122,7 @@ def test_an_exception_leaves_nobody_waiting(
 
 def test_no_room_for_temporary_files(faulty: TritonServer) -> None:
     """Answers need none, nor does an engine that is started again: all are served, or told at once."""
-    (stub,) = [p for p in faulty.members() if name_of(p).startswith("triton_python_b")]
+    (stub,) = stubs(faulty)
     folder = Path(f"/proc/{faulty.pid}/root{stub.environ()['TMPDIR']}")
     fill(folder / "filler")
     with pytest.raises(OSError, match="No space left"):
@@ -135,7 +135,7 @@ def test_no_room_for_temporary_files(faulty: TritonServer) -> None:
     with ExitStack() as stack:
         requests = [stack.enter_context(OpenStream(faulty.grpc_url, whole)) for _ in range(4)]
         requests[0].wait(3)
-        end([p for p in faulty.members() if name_of(p).startswith("VLLM::EngineCor")], grace=0)
+        end(list(engines(faulty)), grace=0)
         assert {request.wait_end(PATIENCE).error for request in requests} <= {"", DEAD}
     wait_for(
         lambda: not ask(faulty, PROMPT, {"temperature": 0}).error,

@@ -12,6 +12,7 @@ from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.patience import wait_for
 from support.repositories import CHECKOUT
+from support.server_processes import stubs
 from support.triton_client import get
 from vllm_env.serve.processes import is_alive
 
@@ -85,7 +86,7 @@ def test_killed_stub_takes_its_engine_along(first_start: FirstStart) -> None:
     server = first_start.server
     parts = [process for process in server.members() if name_of(process).startswith("VLLM::")]
     assert parts
-    (stub,) = [process for process in server.members() if name_of(process).startswith("triton_python_b")]
+    (stub,) = stubs(server)
     kill_at_rest(stub.pid)
     wait_for(lambda: not any(is_alive(process) for process in parts), "the end of the engine")
     assert get(server.http_url, "/v2/health/live")[0] == 200

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from support.instances import instances_asked, said, with_instances
+from support import server_processes
+from support.instances import answers_of_all, instances_asked, opened_in_all, said, with_instances
 from support.kill import kill_at_rest
-from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_control import load, unload
 from support.model_requests import ask, ask_all, prompt
@@ -25,6 +25,7 @@ from support.models import LONG_POSITIONS
 from support.open_stream import OpenStream
 from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
+from support.server_processes import stubs
 from support.settings import openai_url, with_metrics, with_openai, with_parameter
 from support.triton_client import get, post
 from vllm_env.serve.standin import FACTS
@@ -54,54 +55,20 @@ ROUNDS = 4  # so that each of a few instances gets requests of each kind
 ASLEEP = "the model is asleep; an operator request wakes it up"
 
 
-def engines(server: TritonServer) -> list[psutil.Process]:
+def engines(server: TritonServer) -> set[psutil.Process]:
     """Return the engines of a server once they stay the same; what one forks has its name until it is another program."""
-    seen: list[psutil.Process] = []
+    seen: set[psutil.Process] = set()
     while True:
-        found = [process for process in server.members() if name_of(process).startswith("VLLM::EngineCor")]
+        found = server_processes.engines(server)
         if found == seen:
             return found
         seen = found
         pause(1)
 
 
-def stubs(server: TritonServer) -> list[psutil.Process]:
-    """Return the instances' processes."""
-    return [process for process in server.members() if name_of(process).startswith("triton_python_b")]
-
-
 def errors(server: TritonServer) -> set[str]:
     """Return the errors of many requests in a row, "" for a request that is answered."""
     return {answer.error for answer in ask_all(server, [prompt(PROMPT, {"max_tokens": 1})] * MANY)}
-
-
-def answers_of_all(server: TritonServer, requests: list[dict[str, object]]) -> list[Answer]:
-    """Send requests, and again until each instance has got some; return all answers."""
-    start = len(said(server))
-    answers: list[Answer] = []
-
-    def ask_again() -> bool:
-        answers.extend(ask_all(server, requests))
-        return len(instances_asked(server, start)) == FIRST
-
-    wait_for(ask_again, "a request of each instance")
-    return answers
-
-
-def opened_in_all(server: TritonServer, stack: ExitStack, requests: list[dict[str, object]]) -> list[OpenStream]:
-    """Open a stream for each request, and more until each instance has got some; vLLM has all of them."""
-    start = len(said(server))
-    streams: list[OpenStream] = []
-
-    def open_some(more: list[dict[str, object]]) -> None:
-        streams.extend(stack.enter_context(OpenStream(server.grpc_url, one)) for one in more)
-        wait_for(lambda: said(server, start).count("Added request triton-") == len(streams), "all requests in vLLM")
-
-    open_some(requests)
-    while len(instances_asked(server, start)) < FIRST:
-        assert len(streams) < MOST, "one instance got all requests"
-        open_some(requests[:1])
-    return streams
 
 
 def is_served(server: TritonServer) -> bool:
@@ -167,7 +134,7 @@ def group(serving: Serve, made_models: MadeModels, adapters: Path) -> Iterator[T
 def test_instances_answer_from_one_engine(group: TritonServer) -> None:
     """Each gets requests, answers as one alone does, and the metrics of all together are the engine's."""
     asked = [prompt(PROMPT, GREEDY, stream=number % 2 == 0, exclude_input_in_output=True) for number in range(MANY)]
-    answers = answers_of_all(group, asked)
+    answers = answers_of_all(group, asked, FIRST)
     assert {answer.text for answer in answers} == {ANSWER}
     assert len(engines(group)) == 1
     assert len(stubs(group)) == FIRST
@@ -182,7 +149,7 @@ def test_instances_answer_as_one_does(group: TritonServer, llama_server: TritonS
     asked = [prompt(PROMPT, {**GREEDY, "lora_name": name} if name else GREEDY) for name in NAMES]
     alone = [ask_all(llama_server, [one])[0].text for one in asked]
     for one, expected in zip(asked, alone, strict=True):
-        assert {answer.text for answer in answers_of_all(group, [one] * MANY)} == {expected}
+        assert {answer.text for answer in answers_of_all(group, [one] * MANY, FIRST)} == {expected}
     assert len(set(alone)) == 3
     assert len(engines(group)) == 1
     assert len(stubs(group)) == FIRST
@@ -211,7 +178,7 @@ def test_a_changed_adapter_is_seen_by_all_instances(
         shutil.copytree(adapter, adapters / "changing")
         expected = ask(llama_server, PROMPT, {**GREEDY, "lora_name": name}).text
         asked = [prompt(PROMPT, {**GREEDY, "lora_name": "changing"})] * MANY
-        assert {answer.error or answer.text for answer in answers_of_all(group, asked)} == {expected}
+        assert {answer.error or answer.text for answer in answers_of_all(group, asked, FIRST)} == {expected}
 
         def loaded(start: int = start) -> list[str]:
             return re.findall(r"LoRA adapter changing@(\w+) was loaded", said(group, start))
@@ -226,7 +193,7 @@ def test_a_changed_adapter_is_seen_by_all_instances(
 def test_cancellations_reach_the_engine_from_each_instance(group: TritonServer) -> None:
     """Running and waiting requests of all are given up, and the next one gets a slot."""
     with ExitStack() as stack:
-        streams = opened_in_all(group, stack, [prompt(PROMPT, LONG, stream=True)] * MANY)
+        streams = opened_in_all(group, stack, [prompt(PROMPT, LONG, stream=True)] * MANY, FIRST)
         wait_for(lambda: any(stream.events for stream in streams))
         for stream in streams:
             stream.cancel()
@@ -238,7 +205,7 @@ def test_the_limit_counts_the_requests_of_all_instances(group: TritonServer) -> 
     """Each of the two has room for more."""
     start = len(said(group))
     with ExitStack() as stack:
-        streams = opened_in_all(group, stack, [prompt(PROMPT, LONG, stream=True)] * MANY)
+        streams = opened_in_all(group, stack, [prompt(PROMPT, LONG, stream=True)] * MANY, FIRST)
         while len(streams) < MOST:
             streams.append(stack.enter_context(OpenStream(group.grpc_url, prompt(PROMPT, LONG, stream=True))))
         wait_for(lambda: said(group, start).count("Added request triton-") == MOST)
@@ -392,7 +359,7 @@ def test_what_is_in_flight_in_all_instances_is_answered_when_the_server_ends(
     with light_serving({**light_long_arguments, "enable_log_requests": True}, environment=ONE_THREAD, prepare=prepare) as pair:
         with ExitStack() as stack:
             requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(MANY)]
-            streams = opened_in_all(pair, stack, requests)
+            streams = opened_in_all(pair, stack, requests, FIRST)
             os.kill(pair.pid, signal.SIGTERM)
             assert {stream.wait_end(PATIENCE).error for stream in streams} == {UNLOADED}
         assert pair._child is not None

@@ -16,6 +16,7 @@ from support.model_control import load, unload
 from support.model_requests import STRANGE, ask_all, prompt
 from support.patience import wait_for
 from support.reference import ONE_THREAD
+from support.server_processes import engines
 from support.triton_client import get, stream, text_of
 from vllm_env.serve.processes import end, traces
 from vllm_env.serve.standin import FACTS
@@ -97,10 +98,10 @@ def test_two_models_with_one_environment(serving: Serve) -> None:
         request = prompt(PROMPT, {"temperature": 0}, stream=True)
         with ThreadPoolExecutor(8) as clients:
             names = ["vllm", "other"] * 8
-            found = list(clients.map(lambda name: text_of(stream(server.grpc_url, [request] * 4, model=name), 3), names))
-        assert found == [ANSWER] * 16
-        engines = [p for p in server.members() if name_of(p).startswith("VLLM::EngineCor")]
-        assert len(engines) == 2
-        end(engines[:1], grace=0)
+            told = list(clients.map(lambda name: text_of(stream(server.grpc_url, [request] * 4, model=name), 3), names))
+        assert told == [ANSWER] * 16
+        found = list(engines(server))
+        assert len(found) == 2
+        end(found[:1], grace=0)
         texts = [text_of(stream(server.grpc_url, [request], model=name)) for name in ("vllm", "other")]
         assert ANSWER in texts

@@ -19,6 +19,7 @@ from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
+from support.server_processes import stubs
 from support.settings import with_metrics, with_parameter
 from vllm_env.serve.standin import FACTS
 
@@ -48,11 +49,6 @@ def written(model: Path, before: dict[str, float]) -> list[str]:
     now = files(model)
     assert max(now.values()) <= max(before.values())
     return sorted(now.keys() - before.keys())
-
-
-def stubs(server: TritonServer) -> set[int]:
-    """Return the ids of the instances' processes, which a second load would add to, or replace."""
-    return {process.pid for process in server.members() if name_of(process).startswith("triton_python_b")}
 
 
 @dataclass(frozen=True)
@@ -199,8 +195,8 @@ def test_metrics_of_a_killed_instance_are_those_of_the_next(explicit: Explicit) 
     wait_for(lambda: explicit.tokens() == TOKENS)
     killed = stubs(server)
     for stub in killed:
-        kill_at_rest(stub)
-    wait_for(lambda: not [p for p in server.members() if p.pid in killed or name_of(p).startswith("VLLM::")])
+        kill_at_rest(stub.pid)
+    wait_for(lambda: not [p for p in server.members() if p in killed or name_of(p).startswith("VLLM::")])
     explicit.control("unload")
     explicit.control("load")
     explicit.ask()
@@ -216,8 +212,8 @@ def test_the_folder_of_a_killed_instance_goes_with_the_next_load(explicit: Expli
     explicit.control("load")
     (left,) = run_folders(server)
     for stub in (killed := stubs(server)):
-        kill_at_rest(stub)
-    wait_for(lambda: not [p for p in server.members() if p.pid in killed or name_of(p).startswith("VLLM::")])
+        kill_at_rest(stub.pid)
+    wait_for(lambda: not [p for p in server.members() if p in killed or name_of(p).startswith("VLLM::")])
     explicit.control("unload")
     assert run_folders(server) == [left]
     explicit.control("load")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tritonclient.grpc as grpcclient
 
-from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_requests import STRANGE, Answer, ask, ask_all, prompt
 from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
+from support.server_processes import engines
 from support.settings import with_parameter
 from support.triton_client import generate, get, tensor
 from triton_vllm.base.dialect import HISTOGRAMS
@@ -26,8 +26,6 @@ from vllm_env.serve.standin import FACTS
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import psutil
 
     from support.metrics_page import Metrics
     from support.models import MadeModels
@@ -48,8 +46,12 @@ FLAGS = {
 ECHO = "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 UNKNOWN = "Request for unknown model: 'vllm' has no available versions"
-PARAMETERS = {"COMPATIBILITY": "official", "REPORT_CUSTOM_METRICS": "true", "ENABLE_VLLM_HEALTH_CHECK": "true"}
-PARAMETERS["ENGINE_TIMEOUT_SECONDS"] = "1800"  # a test lets the engine stand still
+PARAMETERS = {
+    "COMPATIBILITY": "official",
+    "REPORT_CUSTOM_METRICS": "true",
+    "ENABLE_VLLM_HEALTH_CHECK": "true",
+    "ENGINE_TIMEOUT_SECONDS": "1800",  # a test lets the engine stand still
+}
 
 
 @pytest.fixture(scope="module")
@@ -256,15 +258,10 @@ def test_an_unknown_adapter_is_answered_with_the_names_of_the_others(official: T
     wait_for_line(official, "[vllm] LoRA bactrian not found.")
 
 
-def engines_of(server: TritonServer) -> list[psutil.Process]:
-    """Return the server's processes that run vLLM's engine."""
-    return [process for process in server.members() if name_of(process).startswith("VLLM::EngineCor")]
-
-
 @pytest.fixture
 def paused_engine(official: TritonServer) -> Iterator[None]:
     """Let the engine stand still, so that no request comes to an end."""
-    (engine,) = engines_of(official)
+    (engine,) = engines(official)
     engine.suspend()
     yield
     engine.resume()
@@ -310,7 +307,7 @@ def test_a_dead_engine_unloads_the_model(official: TritonServer) -> None:
     """The health check: the request that finds the engine dead is told so, and after it there is no model."""
     assert is_ready(official)
     assert ask(official, PROMPT, GREEDY, stream=True).text == ANSWER
-    for process in engines_of(official):
+    for process in engines(official):
         process.kill()
     errors = set()
 

@@ -6,21 +6,17 @@ The model's tokenizer puts a token before each text, as Llama's and Gemma's do, 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
-from support.leftovers import name_of
 from support.model_requests import ask
 from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
+from support.server_processes import engines
 from support.settings import with_parameter
 from support.triton_client import get
 from vllm_env.serve.standin import FACTS
@@ -123,10 +119,8 @@ def test_an_ensemble_has_the_models_answer(official: TritonServer) -> None:
 
 def test_without_the_health_check_a_dead_engine_stays_and_so_does_the_model(official: TritonServer) -> None:
     """Each request gets an error; nothing is unloaded, nothing is started again."""
-    for process in psutil.Process(official.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if name_of(process).startswith("VLLM::EngineCor"):
-                os.kill(process.pid, signal.SIGKILL)
+    for process in engines(official):
+        process.kill()
     wait_for(lambda: ask(official, PROMPT, GREEDY).error, "the engine's end")
     for _ in range(3):
         assert ask(official, PROMPT, GREEDY).error

@@ -8,8 +8,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from support.instances import said
-from support.leftovers import name_of
 from support.patience import wait_for
+from support.server_processes import stubs
 from support.triton_client import post
 
 if TYPE_CHECKING:
@@ -25,19 +25,15 @@ SECONDS = 800.0  # below the limit of a test
 
 def load(server: TritonServer, name: str = "vllm") -> tuple[int, str]:
     """Load a model, and again if the server has given the load up; return the status and the answer's text."""
-    before = _stubs(server)
+    before = stubs(server)
     for _ in range(LOADS):
         start = len(said(server))
         status, told = _control(server, name, "load")
         if status == HTTPStatus.OK or not (GIVEN_UP in told or NOTICED in said(server, start)):
             break
         # It goes on for a while. On a busy machine the next load would be given up because of it.
-        wait_for(lambda: _stubs(server) <= before, "the end of the process that was given up")
+        wait_for(lambda: stubs(server) <= before, "the end of the process that was given up")
     return status, told
-
-
-def _stubs(server: TritonServer) -> set[int]:
-    return {process.pid for process in server.members() if name_of(process).startswith("triton_python_b")}
 
 
 def unload(server: TritonServer, name: str = "vllm") -> tuple[int, str]:
