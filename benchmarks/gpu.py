@@ -2,18 +2,16 @@
 
     python3 benchmarks/gpu.py REPOSITORY --triton-root ROOT
 
-`gen_vllm_env.sh unpack` unpacks the environment, `cold_start.py` measures the starts, and
-`serving.py` the speed, with two front ends for this model and two for vLLM's server. Each benchmark
-writes a report.
+First it unpacks the environment. Then `cold_start.py` measures the starts, and `serving.py` the
+speed. This model and vLLM's server have two front ends each. Each benchmark writes a report.
 
-All other options, after REPOSITORY, are for `serving.py`. Without a GPU, try it with `--device cpu
---shape tiny-opt --instances 1`.
+All other options, after REPOSITORY, are for `serving.py`. To try it without a GPU, add `--device
+cpu --shape tiny-opt --instances 1`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -51,10 +49,9 @@ def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     add(
         "--work",
         type=Path,
-        default=Path(tempfile.gettempdir(), f"gpu_{os.getpid()}"),
         metavar="DIR",
-        help="logs, homes and the unpacked environment, which stay (default: a new temporary "
-        "directory)",
+        help="logs, homes and the unpacked environment, which stay; default a new temporary "
+        "directory",
     )
     # The names of the two reports end with _starts and _serving.
     results.add_options(parser, Path("benchmarks/results/gpu"))
@@ -62,7 +59,11 @@ def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     repository = str(options.repository)
     if not Path(repository, "vllm", "config.pbtxt").is_file():
         parser.error(f"{repository} has no model vllm: build it with gen_vllm_env.sh")
-    work = options.work.absolute()
+    # What is wrong in the other options is found here, not after the starts.
+    others = serving_options.parse(["--environment", "", *_TABLE, *more], None)
+    if others.device == "gpu" and not shutil.which("nvidia-smi"):
+        parser.error("this machine has no NVIDIA GPU: see --help for a try without one")
+    work = (options.work or Path(tempfile.mkdtemp(prefix="gpu_"))).absolute()
     environment = str(work / "environment")
     common = ["--triton-root", str(options.triton_root), "--commit", options.commit]
 
@@ -73,12 +74,7 @@ def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     starts = [f"built={repository}", *common, *places("starts")]
     built = ["--environment", environment, "--model-repository", repository]
     # Of an option that is given twice, the last one counts.
-    table = [*built, *common, *places("serving"), *_TABLE, *more]
-    # What is wrong in them is found here, not after the starts.
-    device = serving_options.parse(table, None).device
-    if device == "gpu" and not shutil.which("nvidia-smi"):
-        parser.error("this machine has no NVIDIA GPU: see --help for a try without one")
-    return unpack, starts, table
+    return unpack, starts, [*built, *common, *places("serving"), *_TABLE, *more]
 
 
 def main(arguments: list[str]) -> int:

@@ -64,7 +64,7 @@ def long_server(serving: Serve, long_arguments: dict[str, object]) -> Iterator[T
         with_metrics(model)
         with_openai(model)
         with_parameter(model, "ENGINE_TIMEOUT_SECONDS", "20")
-        with_parameter(model, "UNLOAD_GRACE_SECONDS", "6")  # so that tests see what is refused meanwhile
+        with_parameter(model, "UNLOAD_GRACE_SECONDS", "6")  # in which tests see what is refused
 
     control = (EXPLICIT, "--load-model=vllm")
     with serving(long_arguments, environment=ONE_THREAD, prepare=prepare, arguments=control) as running:

@@ -117,7 +117,7 @@ def test_latency_grows_when_the_rate_passes_the_capacity(delays: TritonServer, t
 
 
 def test_concurrency_holds_requests_back_and_the_planned_time_shows_it(delays: TritonServer, tmp_path: Path) -> None:
-    """From the send each request takes its own time; from the planned time those at the end take longer."""
+    """One time is measured from the send. The other one is measured from the planned time, and includes the wait."""
     parameters = {"first_ms": 40, "gap_ms": 0, "max_tokens": 1}
     shape = ["--num-prompts", "60", "--request-rate", "1000", "--max-concurrency", "2"]
     report, records = run(delays, tmp_path, parameters, *shape)

@@ -31,7 +31,7 @@ def kill_at_rest(stub: int) -> None:
 def _threads(process: int) -> dict[tuple[str, ...], str]:
     """Return the state of each thread, by its id and the numbers of its context switches.
 
-    Processor times would not do: they are counted in steps of 10 ms, and those of a thread that waits for a core stand still.
+    Processor times do not show enough. They are counted in steps of 10 ms, and do not change while a thread waits for a core.
     """
     found = {}
     for status in Path(f"/proc/{process}/task").glob("*/status"):

@@ -31,7 +31,7 @@ def load(server: TritonServer, name: str = "vllm") -> tuple[int, str]:
         status, told = _control(server, name, "load")
         if status == HTTPStatus.OK or not (GIVEN_UP in told or NOTICED in said(server, start)):
             break
-        # It goes on for a while. On a busy machine the next load would be given up because of it.
+        # That load's process goes on for a while, and on a busy machine it would slow the next load down.
         wait_for(lambda: stubs(server) <= before, "the end of the process that was given up")
     return status, told
 

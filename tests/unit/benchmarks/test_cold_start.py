@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +38,6 @@ def cold_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(cold_start.BuiltTriton, "stall_limit_s", 1800.0)
     monkeypatch.setattr(cold_start, "ask", ask)
     return cold_start
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Return a model repository that looks built."""
-    model = tmp_path / "built" / "vllm"
-    model.mkdir(parents=True)
-    (model / "config.pbtxt").touch()
-    manifest = {"vllm": {"version": "0.32.0", "commit": ""}, "versions": {"torch": "2.13.0+cpu", "numpy": "1.26.4"}}
-    (model / "vllm_env.json").write_text(json.dumps(manifest))
-    return model.parent
 
 
 def run(cold_start: Any, repository: Path, tmp_path: Path, *options: str) -> str:
