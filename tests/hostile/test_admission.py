@@ -38,7 +38,7 @@ def admitted(case: Case) -> tuple[Any, list[Any]]:
     """Return the job and the errors of a case."""
     request = fake_triton.Request({name: array(value) for name, value in case.make().items()})
     job = admit(Admission(VLLM, open_gate(), FACTS, lambda name: None, Policy("vllm")), request)
-    return job, [response.error for response, _ in request.sender.sent]
+    return job, [response.error for response in request.sender.told()]
 
 
 def test_names_are_names() -> None:

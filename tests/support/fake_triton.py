@@ -116,6 +116,10 @@ class ResponseSender:
             raise RuntimeError("Failed to increase the shared memory pool size")
         self.sent.append((response, flags))
 
+    def told(self) -> list[InferenceResponse]:
+        """Return the responses, without the final flag, which the model sends alone."""
+        return [response for response, flags in self.sent if flags != FINAL]
+
     def is_cancelled(self) -> bool:
         if self.sent and self.sent[-1][1] == FINAL:
             raise AssertionError("tritonserver crashes here")

@@ -42,41 +42,51 @@ def test_the_timeout_is_tritons_own_or_none(triton):
     assert module.timeout_us(object()) == 0
 
 
-@pytest.mark.parametrize(("final", "flags"), [(False, 0), (True, FINAL)])
-def test_a_response_carries_its_tensors_and_whether_it_is_final(triton, final, flags):
-    """The final flag ends the request in the server; without it the server would wait for ever."""
+ANSWER = [("text_output", text(b"a")), ("token_ids", np.zeros(1000, np.int32))]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_the_final_flag_goes_alone(triton, final):
+    """Together with data, a client that leaves at the flag keeps the model from being unloaded (test_stream_ends.py)."""
     request = Request({})
-    module.Channel(request, OURS, FakeLog()).send([("text_output", text(b"a"))], final=final)
-    ((response, sent),) = request.sender.sent
-    assert sent == flags
-    assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a")]
-    assert response.error is None
+    module.Channel(request, OURS, FakeLog()).send(ANSWER, final=final)
+    (response, flags), *end = request.sender.sent
+    assert flags == 0
+    assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a"), ("token_ids", 0)]
+    assert [(one.output_tensors, one.error, flags) for one, flags in end] == [((), None, FINAL)] * final
 
 
-ANSWER = [("text_output", text(b"a" * 1000)), ("token_ids", np.zeros(1000, np.int32))]
-
-
-@pytest.mark.parametrize(("free", "count"), [(0, 2), (module.MARGIN + 2 * 5000, 2), (module.MARGIN + 2 * 5000 + 1, 1)])
-def test_the_end_goes_out_by_itself_where_shared_memory_is_short(triton, monkeypatch, free, count):
-    """One final response everywhere else: a second handshake for each request would cost."""
-    monkeypatch.setattr(module, "room", module.Room(lambda: free))
-    request = Request({})
-    module.Channel(request, OURS, FakeLog()).send(ANSWER, final=True)
-    assert [flags for _, flags in request.sender.sent] == [0, FINAL][-count:]
-    assert [len(response.output_tensors) for response, _ in request.sender.sent] == [2, 0][:count]
-
-
-def test_a_final_response_that_does_not_fit_ends_in_an_error(triton, monkeypatch):
-    """Sent at once as the final one it would close Triton's sender, and the client would wait for ever."""
-    monkeypatch.setattr(module, "room", module.Room(lambda: 0))
+def test_a_final_response_that_does_not_fit_ends_in_an_error(triton):
+    """Sent with the final flag it would close Triton's sender, and the client would wait for ever."""
     request = Request({})
     request.sender.full = True
     reply = Reply(module.Channel(request, OURS, FakeLog()))
     with pytest.raises(RuntimeError, match="shared memory"):
         reply.send(ANSWER, final=True)
     reply.give_up()
-    ((response, flags),) = request.sender.sent
-    assert (response.error.message, flags) == (NOT_SENT, FINAL)
+    assert error_of(request) == (NOT_SENT, "INTERNAL")
+
+
+def error_of(request):
+    """Return the text and code of the one error that was sent; the end follows it, alone."""
+    (response, flags), (end, last) = request.sender.sent
+    assert (flags, end.error, end.output_tensors, last) == (0, None, (), FINAL)
+    return response.error.message, response.error.code
+
+
+def test_an_error_that_does_not_fit_ends_the_request(triton, monkeypatch):
+    """Its client would wait for ever otherwise."""
+    request = Request({})
+    send = request.sender.send
+
+    def full(response=None, flags=0):
+        if response is not None:
+            raise RuntimeError("Failed to increase the shared memory pool size")
+        send(response, flags)
+
+    monkeypatch.setattr(request.sender, "send", full)
+    Reply(module.Channel(request, OURS, FakeLog())).give_up()
+    assert [flags for _, flags in request.sender.sent] == [FINAL]
 
 
 def test_how_much_shared_memory_is_free_is_what_the_file_system_says(triton, monkeypatch, tmp_path):
@@ -85,31 +95,6 @@ def test_how_much_shared_memory_is_free_is_what_the_file_system_says(triton, mon
     assert module.shared_memory_free() > 0
     monkeypatch.setattr(module, "SHARED_MEMORY", str(tmp_path / "none"))
     assert module.shared_memory_free() == 0
-
-
-def test_where_much_is_free_it_is_not_asked_for_each_answer():
-    """For a moment: what others take of a gibibyte meanwhile is less than that."""
-    asked, now = [], [0.0]
-
-    def free():
-        asked.append(now[0])
-        return frees.pop(0)
-
-    room = module.Room(free, lambda: now[0])
-    frees = [module.PLENTY + 1, module.PLENTY, module.MARGIN]
-    for at in (0.0, 0.5 * module.MOMENT_S, module.MOMENT_S, module.MOMENT_S):
-        now[0] = at
-        assert room.fits(1000) is (len(asked) < 3)
-    assert asked == [0.0, module.MOMENT_S, module.MOMENT_S]
-    assert frees == []
-
-
-def test_a_large_answer_is_not_trusted_to_a_moment_ago():
-    """Its own size is what may be missing."""
-    frees = [module.PLENTY + 1, module.MARGIN + 1]
-    room = module.Room(lambda: frees.pop(0), lambda: 0.0)
-    assert room.fits(1000)
-    assert not room.fits(module.MARGIN)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +111,7 @@ def test_an_error_is_final_and_has_its_code(triton, error, code):
     """Clients tell from the code whether to try again."""
     request = Request({})
     module.Channel(request, OURS, FakeLog()).send_error(error)
-    ((response, flags),) = request.sender.sent
-    assert (response.error.message, response.error.code, flags) == ("x", code, FINAL)
+    assert error_of(request) == ("x", code)
 
 
 class Lines:
@@ -181,8 +165,7 @@ def test_an_error_may_be_that_of_the_official_backend(triton, error, answer, cod
     for log in (Lines(), Lines(full=True)):
         request = Request({})
         module.Channel(request, OFFICIAL, log).send_error(error)
-        ((response, flags),) = request.sender.sent
-        assert (response.error.message, response.error.code, flags) == (answer, code, FINAL)
+        assert error_of(request) == (answer, code)
         assert log.lines == ([line] if line and not log.full else [])
 
 
@@ -227,7 +210,7 @@ def test_a_server_that_may_not_be_asked_does_not_end(triton, monkeypatch):
 def test_nothing_is_asked_where_shared_memory_is_short(triton, monkeypatch):
     """A question that finds no room there crashes the stub."""
     monkeypatch.setattr(triton, "trouble", AssertionError("the stub crashes here"))
-    monkeypatch.setattr(module, "room", module.Room(lambda: 0))
+    monkeypatch.setattr(module, "shared_memory_free", lambda: module.MARGIN_BYTES)
     assert module.is_ending("mine") is False
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support import fake_vllm
-from support.fake_triton import FINAL, Request
+from support.fake_triton import Request
 from support.gates import admit, open_gate
 from support.pictures import picture, png
 from triton_vllm.base.dialect import OFFICIAL, OURS
@@ -65,7 +65,7 @@ def let(triton):
         facts = replace(FACTS, tasks=tasks, multimodal=multimodal, scoring_task=scores)
         gate = open_gate(healthy=healthy, in_flight=in_flight, asleep=asleep, most=limits.max_requests_in_flight)
         job = admit(Admission(VLLM, gate, facts, adapter, Policy("mine", limits, dialect)), request, dialect)
-        return job, request.sender.sent
+        return job, request.sender.told()
 
     return let_in
 
@@ -122,9 +122,8 @@ def test_an_input_to_embed_becomes_a_job(let):
 def test_a_refusal_is_the_final_response(let, given, tasks, code, message):
     """The client is told why, with a code that says whose fault it is, and there is no job."""
     job, sent = let(Request(tensors(**given)), tasks=tasks)
-    ((response, flags),) = sent
+    (response,) = sent
     assert job is None
-    assert flags == FINAL
     assert response.error.code == code
     assert message in response.error.message
 
@@ -139,7 +138,7 @@ def test_a_refusal_is_the_final_response(let, given, tasks, code, message):
 )
 def test_parameters_are_checked_before_the_engine_is_asked(let, parameters, message):
     """What vLLM or the list of adapters refuses is refused here."""
-    job, ((response, _),) = let(Request(tensors(text_input=b"hi"), parameters))
+    job, (response,) = let(Request(tensors(text_input=b"hi"), parameters))
     assert job is None
     assert (response.error.code, message in response.error.message) == ("INVALID_ARG", True)
 
@@ -149,7 +148,7 @@ def test_no_more_requests_are_taken_than_the_limit(let, in_flight, taken):
     """One too many is told so at once, with the code that says that it may come again."""
     job, sent = let(Request(tensors(text_input=b"hi")), in_flight=in_flight, limits=Limits(max_requests_in_flight=3))
     assert (job is not None) is taken
-    assert [(r.error.code, r.error.message) for r, _ in sent] == (
+    assert [(r.error.code, r.error.message) for r in sent] == (
         [] if taken else [("UNAVAILABLE", "3 requests are in flight, and no more are taken: try again later")]
     )
 
@@ -185,7 +184,7 @@ def test_log_probabilities_of_a_prompt_are_refused_where_they_end_the_engine():
 )  # fmt: skip
 def test_what_the_model_cannot_take_is_refused_before_it_is_tokenized_or_decoded(let, given, parameters, code, says):
     """By the model's length, its vocabulary and what it takes besides texts."""
-    job, ((response, _),) = let(Request(tensors(**given), parameters))
+    job, (response,) = let(Request(tensors(**given), parameters))
     assert (job, response.error.code) == (None, code)
     assert says in response.error.message
 
@@ -205,13 +204,13 @@ def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
 
 def test_a_dead_engine_refuses(let):
     """Before anything of the request is read."""
-    job, ((response, _),) = let(Request(tensors(text_input=b"hi")), healthy=False)
+    job, (response,) = let(Request(tensors(text_input=b"hi")), healthy=False)
     assert (job, response.error.message, response.error.code) == (None, DEAD, "UNAVAILABLE")
 
 
 def test_the_official_behaviour_is_that_of_each_refusal(let):
     """Words and code of the error; an empty prompt is vLLM's matter."""
-    _, ((response, _),) = let(Request({}), dialect=OFFICIAL)
+    _, (response,) = let(Request({}), dialect=OFFICIAL)
     assert response.error.message.startswith("Error generating stream: exactly one of text_input")
     assert response.error.code == "INTERNAL"
     job, sent = let(Request(tensors(text_input=b""), timeout=7), dialect=OFFICIAL)
@@ -220,7 +219,7 @@ def test_the_official_behaviour_is_that_of_each_refusal(let):
 
 def test_an_unknown_adapter_is_told_before_a_wrong_parameter(let):
     """As by the official backend, whose clients match on the text."""
-    _, ((response, _),) = let(Request(tensors(text_input=b"hi"), '{"lora_name": "unknown", "temperature": -1}'))
+    _, (response,) = let(Request(tensors(text_input=b"hi"), '{"lora_name": "unknown", "temperature": -1}'))
     assert response.error.message == "LoRA unknown is not supported"
 
 
@@ -235,8 +234,8 @@ def test_pairs_become_parts_as_the_model_scores_them(let):
     job, *_ = let(Request(tensors(embedding_request=PAIRS)), scores="embed")
     assert [part.text for part in job.request.parts] == ["q", "a", "b"]
     _, sent = let(Request(tensors(embedding_request=PAIRS)), tasks=("generate",))
-    assert sent[0][0].error.code == "UNSUPPORTED"
-    assert "Model mine does not support 'score' request" in sent[0][0].error.message
+    assert sent[0].error.code == "UNSUPPORTED"
+    assert "Model mine does not support 'score' request" in sent[0].error.message
 
 
 @pytest.mark.parametrize(("in_flight", "taken"), [(1, True), (2, False)])
@@ -245,31 +244,31 @@ def test_each_input_counts_as_a_request(let, in_flight, taken):
     three = tensors(embedding_request=b'{"input": ["a", "b", "c"]}')
     job, sent = let(Request(three), in_flight=in_flight, limits=Limits(max_requests_in_flight=4))
     assert (job is not None) is taken
-    assert taken or "with 3 inputs more than 4 requests would be in flight" in sent[0][0].error.message
+    assert taken or "with 3 inputs more than 4 requests would be in flight" in sent[0].error.message
     _, sent = let(Request(three), limits=Limits(max_requests_in_flight=2))
-    assert "embedding_request has 3 inputs; this model takes at most 2" in sent[0][0].error.message
+    assert "embedding_request has 3 inputs; this model takes at most 2" in sent[0].error.message
 
 
 def test_every_input_has_the_limits_of_a_prompt(let):
     """Both texts of a pair together."""
     long = json.dumps({"query": "x" * 1600, "documents": ["x", "x" * 1601]}).encode()
     _, sent = let(Request(tensors(embedding_request=long)), tasks=("classify",), scores="classify")
-    assert "the prompt has 3201 characters" in sent[0][0].error.message
+    assert "the prompt has 3201 characters" in sent[0].error.message
     _, sent = let(Request(tensors(embedding_request=b'{"input": [[1], [50]]}')))
-    assert "token id 50 is not" in sent[0][0].error.message
+    assert "token id 50 is not" in sent[0].error.message
 
 
 def test_a_sleeping_model_takes_operator_requests_only(let):
     """At once, and as UNAVAILABLE."""
     _, sent = let(Request(tensors(text_input=b"hi")), asleep=True)
-    assert [(r.error.code, r.error.message) for r, _ in sent] == [
+    assert [(r.error.code, r.error.message) for r in sent] == [
         ("UNAVAILABLE", "the model is asleep; an operator request wakes it up")
     ]
     wake = tensors(operator_request=b'{"operation": "wake_up"}')
     job, *_ = let(Request(wake), asleep=True, limits=Limits(operator_requests=("wake_up",)))
     assert job.request.operation == "wake_up"
     _, sent = let(Request(wake), asleep=True)
-    assert sent[0][0].error.code == "UNSUPPORTED"
+    assert sent[0].error.code == "UNSUPPORTED"
 
 
 @pytest.mark.parametrize(("task", "bulky"), [("embed", False), ("token_embed", True)])
@@ -361,6 +360,6 @@ def test_what_is_above_a_limit_is_told_the_limit_and_zero_is_none(let, name, giv
     asked = {"in_flight": 1, "multimodal": True, "tasks": ("generate", "embed", "classify"), "scores": "classify"}
     _, sent = let(Request(given), limits=replace(NO_LIMITS, **one), **asked)
     told = "100" if name == "max_characters_per_token" else "1"  # times the model's 100 tokens
-    assert re.search(rf"\b{told}\b", sent[0][0].error.message.rpartition(";")[2])
+    assert re.search(rf"\b{told}\b", sent[0].error.message.rpartition(";")[2])
     job, sent = let(Request(given), limits=NO_LIMITS, **asked)
-    assert (job is not None, [response.error.message for response, _ in sent]) == (True, [])
+    assert (job is not None, [response.error.message for response in sent]) == (True, [])

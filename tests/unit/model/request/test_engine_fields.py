@@ -44,7 +44,7 @@ def admitted(values, limits=ALL, facts=None, trace=None):
     facts = replace(facts or Facts(), tasks=("generate",))
     policy = Policy("mine", limits)
     job = admit(Admission(vllm, open_gate(), facts, lambda _: None, policy), request)
-    return job, [r.error.message for r, _ in request.sender.sent]
+    return job, [r.error.message for r in request.sender.told()]
 
 
 def test_a_salt_is_anybodys():
