@@ -42,58 +42,59 @@ PROMPT, ANSWER = FACTS[2]
 ROUNDS = 40
 _TESTS = os.fspath(pathlib.Path(__file__).parents[1])
 TIMES = int(os.environ.get("VLLM_ENV_TEST_TIMES", "1"))
-"""How many unloads, or servers; with the flag on the last data, 6 of 9 unloads hung."""
+"""How often each test runs; if it is given, the slow ones run without an engine, too."""
 GRACE = 5
 LIMIT = 120.0
 """Seconds; an end takes the grace period and a few more. One that hangs takes for ever."""
 SLOTS = {"max_num_seqs": 2 * STREAMS}
 DEADLOCK = ("StateWriteResponse", "IsCancelled")
 """Functions of the two threads that wait for each other in Triton 24.10."""
-slow = pytest.mark.slow
+slow = [] if "VLLM_ENV_TEST_TIMES" in os.environ else pytest.mark.slow
 every_moment = pytest.mark.parametrize("moment", [*MOMENTS[:-1], pytest.param(MOMENTS[-1], marks=slow)])
 counts = pytest.mark.parametrize("count", [1, pytest.param(2, marks=slow)])
+times = pytest.mark.parametrize("number", range(TIMES))
 
 
+@times
 @counts
 @every_moment
 def test_an_unload_ends_after_streams_that_ended(
-    light_serving: Serve, light_long_arguments: dict[str, object], no_leftovers: None, moment: str, count: int
+    light_serving: Serve, light_long_arguments: dict[str, object], no_leftovers: None, moment: str, count: int, number: int
 ) -> None:
     """The model is gone with its processes, and a new load answers."""
     arguments = {**light_long_arguments, **SLOTS}
     with light_serving(
         arguments, environment=ONE_THREAD, arguments=(EXPLICIT,), prepare=lambda model: _prepare(model, count)
     ) as server:
-        for number in range(TIMES):
-            assert load(server)[0] == 200, said(server)[-4000:]
-            _leave(server, moment)
-            began = now()
-            unload(server)
-            wait_for(
-                lambda: _state(server) == "UNAVAILABLE" and not stubs(server) | engines(server),
-                lambda: f"the unload: {_state(server)}, {stubs(server)}\n{said(server)[-4000:]}",
-                limit=LIMIT,
-            )
-            print(f"{moment}, count {count}, unload {number}: {now() - began:.1f} s")
+        assert load(server)[0] == 200, said(server)[-4000:]
+        _leave(server, moment)
+        began = now()
+        unload(server)
+        wait_for(
+            lambda: _state(server) == "UNAVAILABLE" and not stubs(server) | engines(server),
+            lambda: f"the unload: {_state(server)}, {stubs(server)}\n{said(server)[-4000:]}",
+            limit=LIMIT,
+        )
+        print(f"unload {number}, count {count}, {moment}: {now() - began:.1f} s")
         load(server)
         assert ask(server, PROMPT, {"temperature": 0, "max_tokens": 32}).text == PROMPT + ANSWER
 
 
+@times
 @counts
 @every_moment
 def test_a_server_ends_well_after_streams_that_ended(
-    light_serving: Serve, light_long_arguments: dict[str, object], no_leftovers: None, moment: str, count: int
+    light_serving: Serve, light_long_arguments: dict[str, object], no_leftovers: None, moment: str, count: int, number: int
 ) -> None:
     """SIGTERM: status 0, long before the server's exit timeout."""
     arguments = {**light_long_arguments, **SLOTS}
-    for number in range(TIMES):
-        with light_serving(arguments, environment=ONE_THREAD, prepare=lambda model: _prepare(model, count)) as server:
-            _leave(server, moment)
-            began = now()
-            os.kill(server.pid, signal.SIGTERM)
-            assert _status(server) == 0, said(server)[-4000:]
-            print(f"{moment}, count {count}, stop {number}: {now() - began:.1f} s")
-            assert "Exit timeout expired" not in said(server)
+    with light_serving(arguments, environment=ONE_THREAD, prepare=lambda model: _prepare(model, count)) as server:
+        _leave(server, moment)
+        began = now()
+        os.kill(server.pid, signal.SIGTERM)
+        assert _status(server) == 0, said(server)[-4000:]
+        print(f"stop {number}, count {count}, {moment}: {now() - began:.1f} s")
+        assert "Exit timeout expired" not in said(server)
 
 
 def _status(server: TritonServer) -> int | None:
