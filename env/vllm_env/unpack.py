@@ -13,6 +13,7 @@ from vllm_env.base.filesystem import (
     make_readable,
     owner_of,
     require_space,
+    require_writable,
     tree_size,
 )
 from vllm_env.base.interrupts import interrupts_held
@@ -37,9 +38,8 @@ def unpack(model: Path, manifest: Manifest, folder: Path) -> Path:
     for leftover in folder.glob(f"{_SCRATCH}*"):
         remove_unlocked(leftover)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(
-            f"{folder} is not an empty folder.", remedy="Remove it, or name another folder."
-        )
+        raise UsageError(f"{folder} is not an empty folder.", remedy="Name an empty or new folder.")
+    require_writable(folder, str(folder))
     with report.stage("unpack"):
         report.step("digests")
         check_files(model, manifest)

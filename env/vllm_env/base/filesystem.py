@@ -70,7 +70,7 @@ def put_in_place(made: Path, target: Path) -> None:
     except OSError as error:
         raise VllmEnvError(
             f"{target} cannot be replaced: {error}.",
-            remedy="Remove it, or the link that leads there.",
+            remedy="Look at its permissions, at mounts in it, and at the link that leads there.",
         ) from error
 
 
@@ -156,7 +156,47 @@ def nearest(path: Path) -> Path:
 
 def is_writable(folder: Path) -> bool:
     """Return whether this user may write into a folder, or create it."""
-    return os.access(nearest(folder), os.W_OK | os.X_OK)
+    return not why_not_writable(folder)
+
+
+def require_writable(folder: Path, name: str) -> None:
+    """Check that this user may write into a folder, or create it; leave nothing there.
+
+    Raises:
+        VllmEnvError: the user may not; the message calls the folder ``name``.
+    """
+    if why := why_not_writable(folder):
+        raise VllmEnvError(
+            f"{name} cannot be written: {why}.",
+            remedy="Name another folder, or change its permissions.",
+        )
+
+
+def why_not_writable(folder: Path) -> str:
+    """Return why this user cannot write into a folder, nor create it; "" if they can."""
+    try:
+        folder.lstat()
+    # The nearest folder, below, tells more.
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    # For example, the name is too long.
+    except OSError as error:
+        return str(error.strerror)
+    place = nearest(folder)
+    if not place.is_dir():
+        return f"{place} is not a folder"
+    # access(2) also fails on a read-only file system (EROFS), even for root.
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"no permission in {place}"
+    try:
+        # access(2) lets root write into /proc, where nothing can be created. The file has no name.
+        # No file is tried in a folder that is there: a server may watch its time.
+        if place != folder.absolute():
+            with tempfile.TemporaryFile(dir=place):
+                pass
+    except OSError as error:
+        return f"{error.strerror} in {place}"
+    return ""
 
 
 def owner_of(place: Path) -> Owner:

@@ -165,7 +165,7 @@ def check_engine_args(model: Path) -> None:
             f"{ours} and {official} differ: {', '.join(differing)}.",
             cause="Both contain the engine arguments, so it is not clear which ones count.",
             remedy=f"Write the right ones into {OFFICIAL_ARGS}, which Triton's OpenAI frontend "
-            "reads, too. Remove the other file.",
+            "reads, too. Move the other file away.",
         )
 
 

@@ -80,7 +80,6 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
     # 1) Check both folders.
     text = read_official_config(source)
     documents = read_documents(source)
-    _refuse_template(target, template)
     refuse_target(source, target)
     # 2) Work out the new files.
     config = rewrite_config(source / CONFIG_NAME, text, environment)
@@ -122,7 +121,7 @@ def refuse_target(source: Path, target: Path) -> None:
         VllmEnvError: ``target`` is ``source``, lies inside it or contains it. Or it was not
             adopted from ``source``. Or its code cannot be replaced.
     """
-    where = "Name another folder with --model-repository, or another name with --model."
+    where = "Give another name (--model NEW) or another folder (--model-repository DIR)."
     # Compare the folders themselves, not their names: a mount or a link may show one folder in
     # two places.
     resolved = Path(os.path.realpath(target))
@@ -142,7 +141,7 @@ def refuse_target(source: Path, target: Path) -> None:
         raise VllmEnvError(
             f"{target} exists, and its manifest does not say that it was adopted from {source}.",
             cause="Its files would be mixed with those of another model.",
-            remedy=f"{where} Or remove it, if you do not need it.",
+            remedy=where,
         )
     code = target / CODE
     if code.is_symlink() or code.resolve() in mounts_in(code):
@@ -152,16 +151,6 @@ def refuse_target(source: Path, target: Path) -> None:
             remedy="Put a folder there.",
         )
     refuse_mounts(target, _OWN_CODE)
-
-
-def _refuse_template(target: Path, template: Path) -> None:
-    # A model without a manifest gets the remedy "remove it". The template must stay.
-    if target.exists() and target.samefile(template):
-        raise VllmEnvError(
-            f"{target} is this project's own model.",
-            cause="Every new model is made from its files.",
-            remedy="Give the new model another name: --model NEW.",
-        )
 
 
 def _is_same_or_above(folder: Path, other: Path) -> bool:

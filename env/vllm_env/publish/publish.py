@@ -20,10 +20,10 @@ from vllm_env.base.filesystem import (
     give,
     let_read,
     mounts_in,
-    nearest,
     owner_of,
     remove_tree,
     require_space,
+    require_writable,
     sync,
     tree_size,
 )
@@ -60,17 +60,7 @@ def check_writable(repository: Path, model: str) -> None:
     Raises:
         VllmEnvError: the repository cannot be written, or a volume is mounted over built files.
     """
-    place = nearest(repository / model)
-    if not place.is_dir():
-        raise VllmEnvError(
-            f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder."
-        )
-    # access(2) also fails on a read-only file system (EROFS), even for root.
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise VllmEnvError(
-            f"--model-repository {repository} cannot be written: no permission in {place}.",
-            remedy="Change its permissions, or take another folder.",
-        )
+    require_writable(repository / model, f"--model-repository {repository}")
     refuse_mounts(repository / model, BUILT_NAMES)
 
 

@@ -158,7 +158,9 @@ def test_what_is_there_is_not_touched(model: Model, tmp_path: Path, capsys: pyte
         mine = target / "mine"
     mine.write_text("mine")
     assert model.unpack(target) == 2
-    assert f"{target} is not an empty folder" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{target} is not an empty folder" in said
+    assert "emove" not in said
     assert mine.read_text() == "mine"
     assert kind == "file" or [path.name for path in target.iterdir()] == ["mine"]
 
@@ -178,6 +180,14 @@ def test_a_changed_file_is_refused_and_nothing_is_left(
         assert f"{archive} does not match" in capsys.readouterr().err
         assert not (tmp_path / "new/env").exists()
         archive.write_bytes(before)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_digests(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    """They take a minute for an archive of 4 GB."""
+    assert model.unpack(Path("/proc/foo")) == 1
+    said = capsys.readouterr().err
+    assert "error: /proc/foo cannot be written" in said
+    assert "unpack …" not in said
 
 
 def test_too_little_space_is_told_before(

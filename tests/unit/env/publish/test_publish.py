@@ -352,6 +352,26 @@ def test_a_repository_that_is_a_file_is_refused_early(tmp_path: Path) -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize(("repository", "model"), [("/proc/foo", "vllm"), ("/tmp", 300 * "m")])
+def test_a_model_that_could_not_be_made_is_refused_early(repository: str, model: str) -> None:
+    """access(2) permits both to root. Nothing is left where it was tried."""
+    with pytest.raises(VllmEnvError, match=f"--model-repository {repository} cannot be written: ") as caught:
+        check_writable(Path(repository), model)
+    assert "Name another folder" in caught.value.remedy
+
+
+def test_the_check_leaves_nothing(tmp_path: Path) -> None:
+    """In a new repository, in an old one, and in a model that a server may watch, whose time stays, too."""
+    model = tmp_path / "models" / "vllm"
+    check_writable(model.parent, "vllm")
+    assert list(tmp_path.iterdir()) == []
+    model.mkdir(parents=True)
+    before = model.stat()
+    check_writable(model.parent, "vllm")
+    assert list(model.iterdir()) == []
+    assert model.stat().st_mtime_ns == before.st_mtime_ns
+
+
 @pytest.mark.parametrize(("mode", "below"), [(0o555, "models"), (0o555, ""), (0o700, "closed/models")])
 def test_a_repository_that_cannot_be_written_is_refused_early(mode: int, below: str) -> None:
     """No permission, or a folder above that may not be entered: known before the build."""
