@@ -11,8 +11,10 @@ from vllm_env.build import build
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import Adoption, read_adoption, stage_template
+from vllm_env.publish.publish import check_writable
 
 from .answers import answer_facts, answer_lines
+from .mistakes import check_model_name
 from .next_steps import next_lines
 from .options import open_workspace, request_of
 
@@ -22,6 +24,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
     # Not Path.resolve(): it raises an error for a loop of links, which is reported later.
     source = Path(os.path.realpath(options.folder))
     options.model = options.model or source.name
+    check_model_name(options.model)
     request = request_of(options)
     adoption = read_adoption(
         source=source,
@@ -29,6 +32,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
         template=TEMPLATE,
         environment=request.layout.environment,
     )
+    check_writable(request.repository, request.model)
     # The difference is the result of a dry run, so --quiet does not hide it.
     show = console.error if options.dry_run else console.note
     for line in _describe_changes(adoption, request.model_folder):

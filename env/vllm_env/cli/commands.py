@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,13 @@ from pathlib import Path
 from vllm_env.base import report
 from vllm_env.base.cache import default_root
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import tree_size
+from vllm_env.base.filesystem import require_writable, tree_size
 from vllm_env.base.locks import remove_unlocked
 from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.files import check_model
-from vllm_env.model.manifest import Manifest, check_files, read_manifest
+from vllm_env.model.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
 from vllm_env.plan import UNKNOWN, BuildRequest, default_profile, installed_triton, make_dry_plan
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
 from vllm_env.triton.root import open_root
@@ -34,13 +35,30 @@ _Removable = tuple[Path, int, "Callable[[], object]"]
 
 
 def _manifest(options: argparse.Namespace) -> tuple[Path, Manifest]:
-    model = (options.model_repository or BuildRequest.repository) / options.model
+    repository = options.model_repository or BuildRequest.repository
+    model = repository / options.model
     manifest = read_manifest(model)
     if manifest is None:
-        raise VllmEnvError(
-            f"{model} holds no built environment.", remedy="Build it: ./gen_vllm_env.sh."
-        )
+        cause, remedy = _others(repository, model)
+        raise VllmEnvError(f"{model} holds no built environment.", cause=cause, remedy=remedy)
     return model, manifest
+
+
+def _others(repository: Path, model: Path) -> tuple[str, str]:
+    """Return which built models there are in place of ``model``, and what to do."""
+    options = shlex.join(["--model-repository", str(repository), "--model", model.name])
+    build = f"./gen_vllm_env.sh {options}"
+    if model.is_dir():
+        return "The model is not built yet.", f"Build it: {build}."
+    if (repository / MANIFEST_NAME).is_file():
+        place = repository.absolute()
+        named = f"--model-repository {place.parent} --model {place.name}"
+        return "--model-repository names a model, not the folder above it.", f"Write {named}."
+    names = sorted(file.parent.name for file in repository.glob(f"*/{MANIFEST_NAME}"))
+    if names:
+        return f"Built models in {repository}: {', '.join(names)}.", "Name one with --model."
+    remedy = f"Name another repository with --model-repository, or build this model: {build}."
+    return f"{repository} has no built model.", remedy
 
 
 def inspect(options: argparse.Namespace, console: Console) -> int:
@@ -177,6 +195,7 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
     # Serve nothing here: the machine that fills a wheelhouse is seldom the one that serves.
     request = dataclasses.replace(request_of(options), smoke=False, warm=False)
     folder = options.folder
+    require_writable(folder, str(folder))
     lock = (
         make_dry_plan(workspace, request).lock
         if options.dry_run

@@ -28,12 +28,6 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
             f"--wheelhouse {options.wheelhouse} is not a folder.",
             remedy="Fill one: ./gen_vllm_env.sh wheelhouse DIR.",
         )
-    # The model has the name of its folder in the model repository.
-    if "/" in options.model or options.model in ("", ".", ".."):
-        raise UsageError(
-            f"--model {options.model!r} is not a model's name.",
-            remedy="Give a name without slashes.",
-        )
     rules = [rule.name for rule in RULES]
     for name in options.keep:
         if name not in rules:

@@ -15,6 +15,8 @@ from vllm_env import __version__
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.layout import NAMES
 
+from .mistakes import check_model_name, option_for, refuse_contradictions, refuse_empty
+
 # argparse fills the lines of a description again, so it may have line breaks.
 _DESCRIPTION = """\
 Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model
@@ -33,7 +35,13 @@ SOURCE is only read, and keeps the weights.
 """
 _FILLS = """\
 Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR.
+The build's other options are accepted, and change nothing here.
 """
+# The options of the build that decide about no download, by destination.
+_NOT_FOR_WHEELHOUSE = (
+    "keep", "triton_git_url", "boost_url", "jobs", "layout", "model_repository", "model",
+    "smoke_run", "no_smoke_run", "smoke_model", "warm",
+)  # fmt: skip
 _UNPACKS = """\
 Makes the whole environment of a built model in DIR, which must be missing or empty. It is the same
 for all layouts, and works in any place: for the workers of Ray, for example.
@@ -50,9 +58,13 @@ class CommandParser(argparse.ArgumentParser):
         """Raise argparse's message as a UsageError; for an unknown option, suggest another."""
         remedy = f"See {self.prog} --help."
         # argparse has no exception of its own for this, only the message.
-        if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+        if unknown := re.match(r"unrecognized arguments: (--[\w-]+|\S+)", message):
+            word = unknown[1]
             options = self._option_string_actions
-            for similar in difflib.get_close_matches(unknown[1], options, n=1):
+            option = option_for(word)
+            if option in options:
+                remedy = f"Did you mean {option} {word}? {remedy}"
+            for similar in difflib.get_close_matches(word, options, n=1):
                 remedy = f"Did you mean {similar}? {remedy}"
         raise UsageError(f"{message[:1].upper()}{message[1:]}.", remedy=remedy)
 
@@ -68,13 +80,25 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
     Raises:
         UsageError: an option or subcommand is wrong; the remedy names a similar one.
     """
+    refuse_empty(arguments)
     # Only a first word can be a subcommand. Words after it are for the options.
-    if not arguments or arguments[0].startswith("-"):
-        return "build", build_parser().parse_args(arguments)
-    name = arguments[0]
+    name, *rest = arguments or ["build"]
+    if name == "help":
+        # Also `help verify`.
+        name, *_ = *(word for word in rest if not word.startswith("-")), "build"
+        rest = ["--help"]
+    if name.startswith("-"):
+        name, rest = "build", arguments
     if name not in _PARSERS:
-        raise UsageError(f"Unknown subcommand {name!r}.", remedy=meant(name, list(_PARSERS)))
-    return name, _PARSERS[name]().parse_args(arguments[1:])
+        option = option_for(name)
+        remedy = f"Did you mean {option} {name}?" if option else meant(name, list(_PARSERS))
+        raise UsageError(f"Unknown subcommand {name!r}.", remedy=remedy)
+    options = _PARSERS[name]().parse_args(rest)
+    # Without --model, adopt takes the name of SOURCE.
+    if "model" in options and options.model:
+        check_model_name(options.model)
+    refuse_contradictions(options)
+    return name, options
 
 
 def build_parser() -> CommandParser:
@@ -280,6 +304,14 @@ def _adopt() -> CommandParser:
     return parser
 
 
+def _wheelhouse() -> CommandParser:
+    parser = _like_build("wheelhouse", "DIR", _FILLS)
+    parser.set_help(dict.fromkeys(_NOT_FOR_WHEELHOUSE, argparse.SUPPRESS))
+    # argparse of Python 3.11 fails to write it if both of two exclusive options are hidden.
+    parser.usage = "%(prog)s [OPTION ...] DIR"
+    return parser
+
+
 _PARSERS: dict[str, Callable[[], CommandParser]] = {
     "adopt": _adopt,
     "doctor": _doctor,
@@ -289,6 +321,6 @@ _PARSERS: dict[str, Callable[[], CommandParser]] = {
     ),
     "unpack": _unpack,
     "clean": _clean,
-    "wheelhouse": partial(_like_build, "wheelhouse", "DIR", _FILLS),
+    "wheelhouse": _wheelhouse,
     "build": build_parser,
 }

@@ -62,6 +62,31 @@ def test_a_repository_without_a_build_is_a_failure(command: str, tmp_path: Path,
     assert "gen_vllm_env.sh" in capsys.readouterr().err
 
 
+def test_a_model_that_is_not_there_is_answered_with_those_that_are(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody is told to build another model than the one that was named."""
+    repository = model.parent
+
+    def said(*options: object) -> str:
+        for command in (["inspect"], ["verify"], ["unpack", str(tmp_path / "new")]):
+            assert _run(*command, *options) == 1
+            last = capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
+        return last
+
+    among = said("--model-repository", repository, "--model", "nope")
+    assert f"Built models in {repository}: vllm." in among
+    assert "uild it" not in among
+    (repository / "mine").mkdir()
+    build = f"Build it: ./gen_vllm_env.sh --model-repository {repository} --model mine."
+    assert build in said("--model-repository", repository, "--model", "mine")
+    assert f"Write --model-repository {repository} --model vllm." in said("--model-repository", model)
+    empty = said("--model-repository", tmp_path / "none", "--model", "my model")
+    assert f"{tmp_path / 'none'} has no built model." in empty
+    assert f"--model-repository {tmp_path / 'none'} --model 'my model'." in empty
+
+
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, ...]]:
     """What was given to the checks of an environment, which take minutes."""

@@ -22,6 +22,7 @@ from vllm_env.base.errors import CommandError
 from vllm_env.build import BuildResult
 from vllm_env.cli.main import main
 from vllm_env.model.manifest import Manifest
+from vllm_env.plan import TEMPLATE
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed
@@ -53,6 +54,13 @@ def _run(*arguments: object) -> int:
         (["--wheelhouse", "/nonexistent"], "--wheelhouse /nonexistent is not a folder"),
         (["--model", "a/b"], "'a/b' is not a model's name"),
         (["--model", ".."], "'..' is not a model's name"),
+        (["--model", "facebook/opt-125m"], '"model": "facebook/opt-125m" in model_repository/vllm/vllm_engine_args.json'),
+        (["inspect", "--model", "facebook/opt-125m"], '"model": "facebook/opt-125m"'),
+        (["--model", f"{TEMPLATE}"], f"--model-repository {TEMPLATE.parent} --model vllm"),
+        (["--no-smoke-run", "--smoke-model", "x"], "--smoke-model has no effect with --no-smoke-run"),
+        (["--stub", "prebuilt", "--triton-git-url", "https://g"], "--triton-git-url has no effect with --stub prebuilt"),
+        (["--vllm", "", "--dry-run"], "The value of --vllm is empty"),
+        (["--wheel-index="], "The value of --wheel-index is empty"),
         (["adopt"], "SOURCE"),
         (["adopt", "/nonexistent", "--dry-run"], "/nonexistent is not a folder"),
         (["adopt", "/nonexistent", "--undo"], "Unrecognized arguments: --undo"),
@@ -86,6 +94,32 @@ def test_a_wrong_spec_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture
     assert _run(*options, "--model-repository", tmp_path / "models") == 2
     assert "Did you mean requirements?" in capsys.readouterr().err
     assert not (tmp_path / "models").exists()
+
+
+def test_a_pin_without_a_lock_is_told_how_to_get_one(locked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With --locked. The lock that was looked for is in a folder that goes with the dry run, so it is not named."""
+    assert _run(*locked, "--profile", "cpu", "--vllm", "0.98.0") == 1
+    said = capsys.readouterr().err
+    assert "--save FILE" in said
+    assert "--spec FILE --locked" in said
+    assert "dry-run-" not in said
+
+
+@pytest.mark.parametrize("spelling", ["v0.99.0", "0.99", "0.99.0.0", " 0.99.0"])
+def test_an_equal_spelling_of_a_release_has_its_lock(locked: list[str], spelling: str) -> None:
+    """PEP 440 decides; only --locked and --offline show that nothing was resolved."""
+    assert _run(*locked, "--profile", "cpu", "--vllm", spelling) == 0
+
+
+def test_a_folder_that_cannot_be_made_is_refused_first(locked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Root may write into /proc, says access(2), and nothing can be created there."""
+    assert _run(*locked, "--profile", "cpu", "--model-repository", "/proc/foo") == 1
+    assert "--model-repository /proc/foo cannot be written" in capsys.readouterr().err
+    assert _run("wheelhouse", "/proc/foo", *locked, "--profile", "cpu") == 1
+    assert "/proc/foo cannot be written" in capsys.readouterr().err
+    options = [option for option in locked if option != "--locked"]
+    assert _run(*options, "--profile", "cpu", "--save", "/proc/foo/x.toml") == 1
+    assert "--save /proc/foo/x.toml cannot be written" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

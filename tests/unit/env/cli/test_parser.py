@@ -15,10 +15,25 @@ from vllm_env.prefix.prune import RULES
 from vllm_env.triton.stub import StubMode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
-@pytest.mark.parametrize("arguments", [["--vllm", "1", "--vllm-source", "x"], ["--locked", "--upgrade"], ["--jobs", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--vllm", "1", "--vllm-source", "x"],
+        ["--locked", "--upgrade"],
+        ["--jobs", "x"],
+        ["--no-smoke-run", "--smoke-model", "opt"],
+        ["--stub", "prebuilt", "--jobs", "3"],
+        ["adopt", "SOURCE", "--stub", "prebuilt", "--boost-url", "https://b"],
+        ["verify", "--model", "a/b"],
+        ["--vllm", ""],
+        ["--vllm="],
+        ["unpack", ""],
+    ],
+)
 def test_what_the_arguments_alone_tell_is_refused_by_the_parser(arguments: list[str]) -> None:
     """It runs before anything is installed."""
     with pytest.raises(UsageError):
@@ -26,14 +41,33 @@ def test_what_the_arguments_alone_tell_is_refused_by_the_parser(arguments: list[
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_subcommand_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("ask", [lambda command: [command, "--help"], lambda command: ["help", command]])
+def test_every_subcommand_has_help(command: str, ask: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     """Each says its own name and takes --json."""
     with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
+        main(ask(command))
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert f"gen_vllm_env.sh {command}" in out
     assert "--json" in out
+
+
+@pytest.mark.parametrize("word", [["help"], ["help", "--quiet"], ["help", "build"]])
+def test_help_is_also_a_word(word: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It is that of the build; nothing is installed for it."""
+    with pytest.raises(SystemExit) as caught:
+        parse(word)
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == build_parser().format_help()
+
+
+def test_the_help_of_a_wheelhouse_lists_only_what_changes_it() -> None:
+    """It takes the rest as well: the same options fill a wheelhouse and build from it."""
+    listed = _PARSERS["wheelhouse"]().format_help()
+    given = ["--no-smoke-run", "--warm", "--layout", "archive", "--model", "m", "--keep", "tests", "--jobs", "3"]
+    assert [option for option in given if option.startswith("--") and option in listed] == []
+    assert "--vllm X.Y.Z" in listed
+    assert parse(["wheelhouse", "DIR", *given])[1].warm
 
 
 def test_the_help_of_adopt_names_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +103,13 @@ def test_options_are_not_abbreviated(command: list[str], capsys: pytest.CaptureF
         (["inpsect"], "'inpsect'", "Did you mean inspect?"),
         (["biuld", "--json"], "'biuld'", "Did you mean build?"),
         (["xyz"], "'xyz'", "There are: adopt, doctor, inspect, verify, unpack, clean, wheelhouse, build."),
+        (["0.32.0"], "'0.32.0'", "Did you mean --vllm 0.32.0?"),
+        (["v0.32.0rc1", "--json"], "'v0.32.0rc1'", "Did you mean --vllm v0.32.0rc1?"),
+        (["build", "0.32.0"], "0.32.0", "Did you mean --vllm 0.32.0?"),
+        (["verify", "0.32.0"], "0.32.0", "See gen_vllm_env.sh verify --help."),
+        (["a1b2c3d"], "'a1b2c3d'", "Did you mean --vllm-commit a1b2c3d?"),
+        (["wheels/vllm-0.32.0-py3-none-any.whl"], ".whl'", "Did you mean --vllm-wheel wheels/vllm-0.32.0-py3-none-any.whl?"),
+        (["help", "inpsect"], "'inpsect'", "Did you mean inspect?"),
         (["--keep", "test"], "--keep test names no rule", "Did you mean tests?"),
         (["--keep", "tests", "--keep", "symbol"], "--keep symbol names no rule", "Did you mean symbols?"),
         (["--keep", "x"], "--keep x names no rule", f"There are: {', '.join(rule.name for rule in RULES)}."),
@@ -85,6 +126,19 @@ def test_a_misspelt_word_is_answered_with_the_near_one(
     assert what in message
     assert remedy.startswith(f"  fix: {meant}")
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("file", "option"), [("vllm/__init__.py", "--vllm-source"), ("opt/config.pbtxt", "--model-repository")])
+def test_a_folder_without_an_option_is_recognised(
+    file: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A source tree of vLLM, and a model repository; another folder is just no subcommand."""
+    assert main([str(tmp_path)]) == 2
+    assert "There are: adopt" in capsys.readouterr().err
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).touch()
+    assert main([str(tmp_path)]) == 2
+    assert f"Did you mean {option} {tmp_path}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["build", "doctor"], ["build", "build"]])
