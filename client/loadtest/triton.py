@@ -141,17 +141,17 @@ class TritonClient:
                 f"no Triton server answers at {where}: {_message(error)}; "
                 "start tritonserver, and name its gRPC port (8001 by default), not the HTTP port"
             ) from error
+        reason = ""
         try:
             ready = await self._client.is_model_ready(model, **limits)
+        # For a name that it does not have, Triton 24.10 says "not ready", and 26.07 NOT_FOUND.
         except InferenceServerException as error:
-            raise ClientError(
-                f"the server at {where} cannot say whether the model {model!r} is ready: "
-                f"{_message(error)}; see the server's log"
-            ) from error
+            ready = False
+            reason = f" ({_message(error)})"
         if not ready:
             await self._require_listed()
             raise ClientError(
-                f"the server at {where} has no model {model!r} ready; wait for it to load "
+                f"the server at {where} has no model {model!r} ready{reason}; wait for it to load "
                 "(--wait-ready 300), see the server's log, or name another with --model"
             )
 
@@ -159,7 +159,7 @@ class TritonClient:
         """Check that the model is in the server's repository. The list also has those that load.
 
         Raises:
-            NoSuchModelError: it is not, and the server lists others.
+            NoSuchModelError: it is not.
         """
         limits = {"headers": self._headers, "client_timeout": PREFLIGHT_SECONDS}
         try:
@@ -168,10 +168,11 @@ class TritonClient:
         except InferenceServerException:
             return
         names = sorted({model.name for model in index.models})
-        if names and self._endpoint.model not in names:
+        if self._endpoint.model not in names:
+            found = f"but {', '.join(names)}; name one of them with --model"
             raise NoSuchModelError(
                 f"the server at {self._endpoint.url} (--url) has no model "
-                f"{self._endpoint.model!r}, but {', '.join(names)}; name one of them with --model"
+                f"{self._endpoint.model!r}, {found if names else 'and no other in its repository'}"
             )
 
     # --- one request ----------------------------------------------------------------------------

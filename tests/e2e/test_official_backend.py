@@ -18,7 +18,7 @@ from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.server_processes import engines
 from support.settings import with_parameter
-from support.triton_client import generate, get, tensor
+from support.triton_client import generate, get, is_ready, tensor
 from triton_vllm.base.dialect import HISTOGRAMS
 from triton_vllm.base.official import CANCELLED, CANCELLING
 from vllm_env.serve.standin import FACTS
@@ -294,18 +294,9 @@ def test_cancelled_requests_are_logged_in_its_words(official: TritonServer) -> N
     assert CANCELLED == "[vllm] Successfully cancelled the request"
 
 
-def is_ready(server: TritonServer) -> bool:
-    """Return whether the model is ready, by both of the server's ways to say so."""
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        ready = client.is_model_ready("vllm")
-        (state,) = [model.state for model in client.get_model_repository_index().models if model.name == "vllm"]
-    assert ready == (state == "READY")
-    return bool(ready)
-
-
 def test_a_dead_engine_unloads_the_model(official: TritonServer) -> None:
     """The health check: the request that finds the engine dead is told so, and after it there is no model."""
-    assert is_ready(official)
+    assert is_ready(official.grpc_url)
     assert ask(official, PROMPT, GREEDY, stream=True).text == ANSWER
     for process in engines(official):
         process.kill()
@@ -317,7 +308,6 @@ def test_a_dead_engine_unloads_the_model(official: TritonServer) -> None:
 
     wait_for(is_gone, "the model's end")
     assert errors - {""} == {DEAD, UNKNOWN}
-    with grpcclient.InferenceServerClient(official.grpc_url) as client:
-        assert not client.is_model_ready("vllm")
+    assert not is_ready(official.grpc_url)
     wait_for_line(official, "[vllm] Engine is not healthy and model will be unloaded")
     assert "raw prompt" not in official.log.read_text(errors="replace").lower()  # vLLM warns of those in each log

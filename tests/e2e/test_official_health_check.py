@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import tritonclient.grpc as grpcclient
 
 from support.model_requests import ask
 from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_line, with_parameter
+from support.triton_client import is_ready
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from support.serving import Serve
-    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
@@ -49,12 +48,6 @@ def prepare(model: Path, *, mocked: bool, parameters: dict[str, str]) -> None:
     with_line(model, "        import mock_check_health", after="        self._service = Service(args)")
 
 
-def is_ready(server: TritonServer) -> bool:
-    """Return whether the model is ready."""
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        return bool(client.is_model_ready("vllm"))
-
-
 @pytest.mark.parametrize("given", [{}, {"ENABLE_VLLM_HEALTH_CHECK": "false"}])
 def test_without_the_health_check_vllms_is_not_asked(light_serving: Serve, given: dict[str, str]) -> None:
     """Three requests are answered, though the check would fail."""
@@ -62,9 +55,9 @@ def test_without_the_health_check_vllms_is_not_asked(light_serving: Serve, given
     options = {"environment": ONE_THREAD, "arguments": CONTROL}
     with light_serving(prepare=lambda model: prepare(model, mocked=True, parameters=parameters), **options) as server:
         for _ in range(3):
-            assert is_ready(server)
+            assert is_ready(server.grpc_url)
             assert ask(server, PROMPT, GREEDY, stream=True).text == ANSWER
-        assert is_ready(server)
+        assert is_ready(server.grpc_url)
 
 
 @pytest.mark.parametrize(("mocked", "compatibility"), [(False, "official"), (True, "official"), (True, "")])
@@ -73,18 +66,18 @@ def test_the_health_check_asks_vllms_before_each_request(light_serving: Serve, m
     parameters = {"COMPATIBILITY": compatibility, "ENABLE_VLLM_HEALTH_CHECK": "true"}
     options = {"environment": ONE_THREAD, "arguments": CONTROL}
     with light_serving(prepare=lambda model: prepare(model, mocked=mocked, parameters=parameters), **options) as server:
-        assert is_ready(server)
+        assert is_ready(server.grpc_url)
         assert ask(server, PROMPT, GREEDY, stream=True).text == ANSWER
-        assert is_ready(server)
+        assert is_ready(server.grpc_url)
         answer = ask(server, PROMPT, GREEDY, stream=True)
         if not mocked:
             assert answer.text == ANSWER
             assert ask(server, PROMPT, GREEDY, stream=True).text == ANSWER
-            assert is_ready(server)
+            assert is_ready(server.grpc_url)
             return
         assert answer.error == DEAD
         assert len(answer.responses) == 1
-        wait_for(lambda: not is_ready(server), "the model's end")
+        wait_for(lambda: not is_ready(server.grpc_url), "the model's end")
         assert ask(server, PROMPT, GREEDY, stream=True).error == UNKNOWN
         wait_for_line(server, "[vllm] Engine is not healthy and model will be unloaded")
         assert "Simulated vLLM check_health() failure" in server.log.read_text(errors="replace")

@@ -31,6 +31,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         credentials: for TLS.
         unready: so many times the model says that it is not ready.
         models: names in its repository; None refuses to list them.
+        errors: answer with errors about models that are not ready, as Triton 26.07 does; else say so, as 24.10 does.
 
     A piece is a token, and a whole answer has as many tokens as it would have pieces.
     """
@@ -43,6 +44,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         credentials: grpc.ServerCredentials | None = None,
         unready: int = 0,
         models: Collection[str] | None = ("vllm",),
+        errors: bool = False,
     ) -> None:
         self.url = ""
         self.requests: list[dict[str, bytes]] = []
@@ -54,6 +56,7 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._credentials = credentials
         self.unready = unready
         self._models = models
+        self._errors = errors
         self.streamed: list[bool] = []
         """The value of `stream` in each request so far."""
         self._delay = delay
@@ -80,7 +83,13 @@ class EchoServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol names it
         self.unready -= 1
-        return service_pb2.ModelReadyResponse(ready=request.name == "vllm" and self.unready < 0)
+        ready = request.name == "vllm" and self.unready < 0
+        if self._errors and not ready:
+            known = request.name in (self._models or ())
+            code = grpc.StatusCode.UNAVAILABLE if known else grpc.StatusCode.NOT_FOUND
+            reason = "has no available versions" if known else "is not found"
+            context.abort(code, f"Request for unknown model: '{request.name}' {reason}")
+        return service_pb2.ModelReadyResponse(ready=ready)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol names it
         if self._models is None:

@@ -63,6 +63,17 @@ def stream(
     return found
 
 
+def is_ready(url: str, model: str = "vllm") -> bool:
+    """Return whether a model is ready, over gRPC. If it is not, Triton 24.10 says so, and 26.07 answers with an error."""
+    with grpcclient.InferenceServerClient(url) as client:
+        try:
+            return bool(client.is_model_ready(model))
+        except InferenceServerException as error:
+            if "Request for unknown model" not in error.message():
+                raise
+            return False
+
+
 def tensor(name: str, value: Any) -> Any:
     """Return an input tensor; a scalar becomes shape (1,), text becomes BYTES, integers INT64."""
     values = value if isinstance(value, list) else [value]

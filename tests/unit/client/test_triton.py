@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from loadtest.record import Outcome, Record, Request
 from loadtest.triton import TritonClient
 from support.grpc_echo import EchoServer
 from support.patience import LIMIT, wait_for
+from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,30 +143,58 @@ def test_a_model_that_is_not_described_is_named(monkeypatch: pytest.MonkeyPatch)
         ask(server, [request(0, "x")])
 
 
-def test_a_model_may_become_ready_later() -> None:
+BOTH_ANSWERS = pytest.mark.parametrize("errors", [False, True], ids=["24.10", "26.07"])
+"""What the two releases answer about a model that is not ready."""
+
+
+@BOTH_ANSWERS
+def test_a_model_may_become_ready_later(errors: bool) -> None:
     """With --wait-ready, the client waits."""
-    with EchoServer(unready=2) as server:
+    with EchoServer(unready=2, errors=errors) as server:
         assert ask(server, [request(0, "x")], wait_ready=60.0)[0].outcome is Outcome.ANSWERED
         assert server.unready < 0
+    with EchoServer(unready=2, errors=errors) as server, pytest.raises(ClientError, match=r"'vllm' ready.*; wait for it to load"):
+        ask(server, [request(0, "x")])
 
 
-def test_a_model_that_the_server_does_not_list_is_not_waited_for() -> None:
+def test_a_server_may_come_up_later() -> None:
+    """Nothing listens when the client starts."""
+    port = free_ports().grpc
+    later = EchoServer(port=port)
+    starter = threading.Timer(0.5, later.__enter__)
+    starter.start()
+    try:
+        assert ask(later, [request(0, "x")], wait_ready=60.0, url=f"127.0.0.1:{port}")[0].outcome is Outcome.ANSWERED
+    finally:
+        starter.join()
+        later.__exit__()
+
+
+@BOTH_ANSWERS
+@pytest.mark.parametrize(
+    ("models", "reason"),
+    [
+        (["b", "a"], "has no model 'other', but a, b; name one of them with --model"),
+        ([], "has no model 'other', and no other in its repository"),
+    ],
+)
+def test_a_model_that_the_server_does_not_list_is_not_waited_for(models: list[str], reason: str, errors: bool) -> None:
     """The others are named."""
     began = time.monotonic()
-    with (
-        EchoServer(models=["b", "a"]) as server,
-        pytest.raises(NoSuchModelError, match="has no model 'other', but a, b; name one"),
-    ):
+    with EchoServer(models=models, errors=errors) as server, pytest.raises(NoSuchModelError, match=reason):
         ask(server, [request(0, "x")], model="other", wait_ready=600.0)
     assert time.monotonic() - began < LIMIT
 
 
-@pytest.mark.parametrize("models", [None, []])
-def test_a_server_that_lists_no_models_is_waited_for(models: list[str] | None) -> None:
-    """It may not be allowed to, or have none yet."""
-    with EchoServer(models=models, unready=2) as server:
+@BOTH_ANSWERS
+def test_a_server_that_may_not_list_its_models_is_waited_for(errors: bool) -> None:
+    """It may have the model (--grpc-restricted-protocol)."""
+    with EchoServer(models=None, unready=2, errors=errors) as server:
         assert ask(server, [request(0, "x")], wait_ready=60.0)[0].outcome is Outcome.ANSWERED
-    with EchoServer(models=models) as server, pytest.raises(ClientError, match="has no model 'other' ready; wait for it to load"):
+    with (
+        EchoServer(models=None, errors=errors) as server,
+        pytest.raises(ClientError, match=r"has no model 'other' ready.*; wait for it to load"),
+    ):
         ask(server, [request(0, "x")], model="other", wait_ready=0.5)
 
 
