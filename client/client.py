@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Asks a vLLM model served by Triton to complete the prompts of a file, and measures the answers.
+"""Asks a vLLM model served by Triton to complete prompts, and measures the answers.
 
+    python3 client/client.py "The capital of France is"
     python3 client/client.py --iterations 10
 
 Exit codes: 0 if at most ``--max-failures`` requests failed. 1 if more failed or none could be sent.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import ClientError, InputError
 from loadtest.options import parse, request_count
-from loadtest.prompts import RepeatedPrompts, find_prompts, load_prompts
+from loadtest.prompts import Prompt, RepeatedPrompts, find_prompts, load_prompts
 from loadtest.random_prompts import RandomPrompts
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _check_files(options: argparse.Namespace) -> None:
     """
     files = {
         "--input-prompts": None
-        if options.random_input_len
+        if options.random_input_len or options.prompts
         else find_prompts(options.input_prompts),
         "--results-file": options.results_file,
         "--report": options.report,
@@ -135,6 +136,10 @@ def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
             seed=options.seed,
         )
         return made_up, request_count(options, None)
+    if options.prompts:
+        _say("Loading inputs from the command line...")
+        given = tuple(Prompt(text) for text in options.prompts)
+        return RepeatedPrompts(given), request_count(options, len(given))
     path = find_prompts(options.input_prompts)
     _say(f"Loading inputs from `{path}`...")
     prompts = load_prompts(path)

@@ -8,7 +8,7 @@ before it:
 - ``arrivals``, ``loops``: when a request is due, and the loops that send
 - ``samples``, ``measures``, ``difference``: from records to figures, and how much two runs differ
 - ``prompts``, ``random_prompts``: requests from a text file, from JSONL, or made up
-- ``option_values``, ``options``: the command line
+- ``option_values``, ``option_conflicts``, ``options``: the command line
 - ``endpoint``: the model to ask, and what each client for it can do
 - ``triton``, ``openai``, ``backends``: the requests over Triton's gRPC, and to vLLM's own server
 - ``shape``, ``versus``: the load of the command line for one server, and for two in turns

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from loadtest import option_values as values
+from loadtest.option_conflicts import refuse_conflicts
 from loadtest.prompts import CHECKOUT
 
 if TYPE_CHECKING:
@@ -23,8 +26,6 @@ MAX_CONCURRENCY = 256
 # As `vllm bench serve` has them.
 _RANDOM_PROMPTS = 1000
 RANDOM_OUTPUT_LEN = 128
-# The options that --calibrate uses.
-_OF_CALIBRATION = ("calibrate", "tritonserver", "max_concurrency", "num_prompts")
 # Whoever gives one of these wants to know more than the answers.
 _LOAD_TEST = (
     *("max_concurrency", "request_rate", "duration", "num_prompts", "num_warmups", "cancel_rate"),
@@ -32,9 +33,21 @@ _LOAD_TEST = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Report a wrong command line in one line. argparse itself prints the whole usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with argparse's message and exit status 2; for an unknown option, suggest another."""
+        # argparse has no exception of its own for this, only the message.
+        if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            for similar in difflib.get_close_matches(unknown[1], self._option_string_actions, n=1):
+                message += f" (did you mean {similar}?)"
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="client.py",
         description="Asks a vLLM model to complete prompts, and measures the server: Triton, or "
         "vLLM's own.",
@@ -54,11 +67,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         SystemExit: an option is wrong, or two do not fit together. The exit status is 2.
     """
     parser = build_parser()
-    options = parser.parse_args(arguments)
-    _check(parser, options)
+    # Prompts may stand before, between and after the flags.
+    options = parser.parse_intermixed_args(arguments)
+    refuse_conflicts(parser, options)
     options.is_load_test = any(
         getattr(options, name) != parser.get_default(name) for name in _LOAD_TEST
     )
+    # Whoever types a prompt wants to read the whole answer.
+    options.verbose |= bool(options.prompts) and not options.is_load_test
     options.goodput = dict(options.goodput)
     options.header = dict(options.header)
     _fill_in(options)
@@ -76,70 +92,12 @@ def _fill_in(options: argparse.Namespace) -> None:
     options.model = options.model or _MODELS[backend]
 
 
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    given = options.input_prompts is not None or options.iterations is not None
-    made_up = options.random_input_len is not None
-    goals = {name for name, _ in options.goodput}
-    certificates = (options.root_certificates, options.private_key, options.certificate_chain)
-    # Whether it is the case, and what to do about it.
-    conflicts = (
-        (
-            options.iterations is not None and options.num_prompts is not None,
-            "give either --iterations or --num-prompts",
-        ),
-        (
-            not made_up and (options.random_output_len or options.random_prefix_len),
-            "--random-output-len and --random-prefix-len need --random-input-len",
-        ),
-        (made_up and given, "--random-input-len makes up the prompts: give --num-prompts instead"),
-        (
-            options.cancel_rate and not options.streaming_mode,
-            "--cancel-rate needs --streaming-mode: it counts the pieces of an answer",
-        ),
-        (
-            options.versus and options.duration,
-            "--versus compares equal numbers of requests: give --num-prompts instead",
-        ),
-        (
-            options.burstiness != 1 and options.request_rate == math.inf,
-            "--burstiness needs --request-rate",
-        ),
-        (
-            goals & {"ttft", "tpot"} and not options.streaming_mode,
-            "goals for ttft and tpot need --streaming-mode: a whole answer has neither",
-        ),
-        (
-            (options.private_key is None) != (options.certificate_chain is None),
-            "give --private-key and --certificate-chain together",
-        ),
-        (any(certificates) and not options.ssl, "certificates need --ssl"),
-        (
-            not options.versus and (options.versus_backend or options.versus_model),
-            "--versus-backend and --versus-model need --versus",
-        ),
-        (options.tritonserver and options.calibrate is None, "--tritonserver needs --calibrate"),
-    )
-    for is_so, message in conflicts:
-        if is_so:
-            parser.error(message)
-    if options.calibrate is not None:
-        _check_calibration(parser, options)
-
-
-def _check_calibration(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    for name, value in vars(options).items():
-        if name not in _OF_CALIBRATION and value != parser.get_default(name):
-            parser.error(
-                f"--calibrate serves a model of its own: leave out --{name.replace('_', '-')}"
-            )
-
-
 def request_count(options: argparse.Namespace, prompts: int | None) -> int | None:
     """Return the number of requests; None if only the duration limits it.
 
     Args:
         options: the options.
-        prompts: number of prompts in the file; None if they are made up.
+        prompts: number of prompts that are given; None if they are made up.
     """
     count: int | None = options.num_prompts
     if count is None and prompts is not None and (options.iterations or not options.duration):
@@ -155,6 +113,13 @@ def request_count(options: argparse.Namespace, prompts: int | None) -> int | Non
 def _add_sample(parser: argparse.ArgumentParser) -> None:
     # The names and the letters are those of the client in Triton's vLLM tutorial.
     add = parser.add_argument_group("requests").add_argument
+    add(
+        "prompts",
+        nargs="*",
+        default=[],
+        metavar="PROMPT",
+        help="ask this, and print the whole answer (default: the prompts of a file)",
+    )
     add(
         "-m",
         "--model",

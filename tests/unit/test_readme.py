@@ -56,11 +56,11 @@ def test_the_clients_options_are_those_of_help():
     """Every option of the client is in docs/client.md with its short form and its help text, and no other is."""
     table = (ROOT / "docs/client.md").read_text("utf-8").split("<!-- options")[1].split("<!-- end of options")[0]
     documented = {
-        tuple(re.findall(r"`(-.+?)`", name)): text
-        for name, text in re.findall(r"^\| (`-.+?) \| .*? \| (.+) \|$", table, re.MULTILINE)
+        tuple(re.findall(r"`(.+?)`", name)): text
+        for name, text in re.findall(r"^\| (`.+?) \| .*? \| (.+) \|$", table, re.MULTILINE)
     }
     actions = [action for action in build_client_parser()._actions if action.dest != "help"]
-    assert documented == {tuple(each.option_strings): (each.help or "") % {"default": each.default} for each in actions}
+    assert documented == {tuple(each.option_strings or [each.metavar]): (each.help or "") % {"default": each.default} for each in actions}
 
 
 def test_the_pinned_versions_of_the_readme_are_those_of_the_spec():

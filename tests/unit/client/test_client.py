@@ -61,17 +61,29 @@ if TYPE_CHECKING:
         (["--calibrate", "--backend", "openai"], "--calibrate serves a model of its own: leave out --backend"),
         (["--calibrate", "--report", "x"], "leave out --report"),
         (["--backend", "other"], "--backend"),
-        (["--bogus"], "--bogus"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--sterming-mode"], "(did you mean --streaming-mode?)"),
+        (["-s", "a", "--input-prompts", "x.txt"], "either on the command line or with --input-prompts"),
+        (["a", "--random-input-len", "5"], "--random-input-len makes up the prompts"),
+        (
+            [str(CHECKOUT / "prompts.txt")],
+            "prompts.txt is a file; name a file of prompts with --input-prompts",
+        ),
+        (["a", " "], "a prompt on the command line is empty"),
+        (["a", "--calibrate"], "leave out the prompts"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_names_the_value(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bad option value is usage, not a failure: exit 2 and what is expected instead."""
+    """A bad option value is usage, not a failure: exit 2 and one line with what is expected instead."""
     with pytest.raises(SystemExit) as stopped:
         client.main(arguments)
     assert stopped.value.code == 2
-    assert reason in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert reason in shown.err
+    assert shown.out == ""
+    assert re.fullmatch(r"error: .+; see client\.py --help\n", shown.err)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +218,40 @@ def test_prompts_of_the_checkout_are_asked_from_any_folder(tmp_path: Path) -> No
         done = run("-u", server.url, cwd=tmp_path)
     assert done.stdout.startswith(f"Loading inputs from `{CHECKOUT / 'prompts.txt'}`...")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompts"),
+    [
+        (["The capital of France is"], ["The capital of France is"]),
+        (["-s", "one", "--max-failures", "1", "-- two", "-v", "é"], ["one", "-- two", "é"]),
+        (["--iterations", "2", "--header", "a=b", "--", "two"], ["two", "two"]),
+        (["x" * 5000], ["x" * 5000]),
+    ],
+)
+def test_prompts_on_the_command_line_are_asked(
+    arguments: list[str], prompts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stand anywhere among the flags; each whole answer is printed, and no file of prompts is read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("not this one")
+    with EchoServer() as server:
+        assert client.main(["-u", server.url, *arguments]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "Loading inputs from the command line..."
+    assert shown[2 : 2 + len(prompts)] == [f'"{text}" -> " {number}: {text}"' for number, text in enumerate(prompts)]
+    assert shown[2 + len(prompts)].startswith(f"Requests: {len(prompts)} sent")
+    assert len((tmp_path / "results.txt").read_text().split("\n\n=========\n\n")) == len(prompts) + 1
+
+
+def test_a_load_of_prompts_of_the_command_line_does_not_print_each_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a measurement."""
+    monkeypatch.chdir(tmp_path)
+    with EchoServer() as server:
+        assert client.main(["-u", server.url, "one", "--num-prompts", "20"]) == 0
+    assert "->" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("most", "code", "last"), [(0, 1, "FAIL: vLLM example"), (1, 0, "PASS: vLLM example")])
