@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -60,7 +61,9 @@ def test_the_clients_options_are_those_of_help():
         for name, text in re.findall(r"^\| (`.+?) \| .*? \| (.+) \|$", table, re.MULTILINE)
     }
     actions = [action for action in build_client_parser()._actions if action.dest != "help"]
-    assert documented == {tuple(each.option_strings or [each.metavar]): (each.help or "") % {"default": each.default} for each in actions}
+    assert documented == {
+        tuple(each.option_strings or [each.metavar]): (each.help or "") % {"default": each.default} for each in actions
+    }
 
 
 def test_the_pinned_versions_of_the_readme_are_those_of_the_spec():
@@ -165,6 +168,16 @@ def is_ignored(path: str) -> bool:
     """Return whether git ignores a path below model_repository."""
     argv = ["git", "check-ignore", "--quiet", "--no-index", f"model_repository/{path}"]
     return subprocess.run(argv, cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_readme_names_the_test_command_that_ci_runs():
+    """Next to the build, with what it needs; the command is there, and can be run."""
+    (command,) = re.findall(r"^exec (\S+)$", (ROOT / ".ci/run").read_text("utf-8"), re.MULTILINE)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (paragraph,) = [part for part in readme.split("```") if f"`{command}`" in part]
+    for needed in ("`./gen_vllm_env.sh`", "Python 3.10 or newer", "a C compiler", "registries"):
+        assert needed in paragraph
+    assert os.access(ROOT / command, os.X_OK)
 
 
 def test_the_readme_is_short():
