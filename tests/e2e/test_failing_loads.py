@@ -91,9 +91,13 @@ def test_a_load_that_fails_tells_why_and_starts_no_process_to_look_at_the_model(
     """With a cache that is still empty, as at a first start."""
     shutil.rmtree(cache["VLLM_CACHE_ROOT"], ignore_errors=True)
     seen = Sightings(cache, "long")
+    start = len(said(idle))
     with seen.watching():
         reason = refused(idle, "long", with_arguments(max_model_len=10**9))
-    assert "max_model_len" in reason
+    assert "max_model_len (1000000000) is greater" in reason
+    (frames,) = [line for line in said(idle)[start:].splitlines() if "[long] Traceback" in line]
+    assert "arg_utils.py" in frames
+    assert "is greater" not in frames  # Triton logs the reason itself
     assert seen.seen
     assert seen.inspections() == []
 

@@ -119,5 +119,5 @@ def test_a_model_that_does_not_load_keeps_its_caches(run: Run, parts: Parts, tmp
     before = {p.name: p.stat().st_mtime_ns for p in model.iterdir() if p.name != "1"}
     with pytest.raises(CommandError) as caught:
         warm_here(parts, model, tmp_path / "server.log")
-    assert "no-such-model" in caught.value.tail
+    assert "no-such-model" in caught.value.cause
     assert {p.name: p.stat().st_mtime_ns for p in model.iterdir() if p.name != "1"} == before

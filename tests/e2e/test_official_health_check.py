@@ -45,7 +45,7 @@ def prepare(model: Path, *, mocked: bool, parameters: dict[str, str]) -> None:
     if not mocked:
         return
     (model / "1" / "mock_check_health.py").write_text(MOCK, encoding="utf-8")
-    with_line(model, "        import mock_check_health", after="        self._service = Service(args)")
+    with_line(model, "            import mock_check_health", after="            self._service = Service(args)")
 
 
 @pytest.mark.parametrize("given", [{}, {"ENABLE_VLLM_HEALTH_CHECK": "false"}])

@@ -6,7 +6,7 @@ What else it does is told by FAKE_TRITON, words in any order:
     child     starts a child that outlives it
     deaf      does not end at SIGTERM
     fills     writes caches where a model that is warmed does
-    broken    prints an error line and ends with 1
+    broken    prints the lines of a load that failed and ends with 1
     never     is never ready
     stubless  starts a stub whose libraries are missing, and waits for it for ever; before that it extracts an environment
     abandoned starts a stub that says that the server has given its load up; waits for ever
@@ -121,7 +121,10 @@ def main() -> None:
         fill(Path(os.environ["TRITON_VLLM_WARM"]))
     if "broken" in words:
         print("I1120 10:00:00.000000 1 model_lifecycle.cc:472] loading: vllm:1")
-        print('E1120 10:00:00.000000 1 model_lifecycle.cc:642] "failed to load vllm: no such model"', flush=True)
+        reason = r"Internal: ConfigError: model.json: \"model\" is missing\n\nAt:\n  /1/model.py(3): initialize\n"
+        print(f'E1120 10:00:00.000000 1 backend_model.cc:692] "ERROR: Failed to create instance: {reason[10:]}"')
+        print(f"""E1120 10:00:00.000000 1 model_lifecycle.cc:642] "failed to load 'vllm' version 1: {reason}\"""", flush=True)
+        print("error: creating server: Internal - failed to load all models", flush=True)
         sys.exit(1)
     log = Path("/proc/self/fd/1").readlink()
     if "crash" in words or ("crash-once" in words and "lock_exception" not in log.read_text()):

@@ -226,7 +226,7 @@ class TritonServer:
         """Wait until all models are ready.
 
         Raises:
-            CommandError: the server ends or takes too long; ``tail`` has log lines that say why.
+            CommandError: the server ends or takes too long; ``cause`` or ``tail`` says why.
         """
         started = time.monotonic()
         while not self._is_ready():
@@ -288,8 +288,12 @@ class TritonServer:
 
     def _failure(self, what: str, *, is_stuck: bool = False) -> CommandError:
         kind = StuckStartError if is_stuck else CommandError
-        tail = server_log.telling_lines(self.log)
-        return kind(what, tail=tail, remedy=f"The whole log is {self.log}.")
+        reason, tail = server_log.load_failure(self.log, start=self._log_start)
+        whole = f"The whole log is {self.log}."
+        if reason:
+            # The reason is the last line that the user reads.
+            return kind(f"{what} {whole}", tail=tail, cause=reason)
+        return kind(what, tail=tail, remedy=whole)
 
     def _look(self, *, now: bool = False) -> None:
         """Note the processes, and their files in /tmp and /dev/shm, while their parents live."""

@@ -12,8 +12,34 @@ _TELLING = re.compile(
     r"^[EF]\d{4} |\bERROR\b|^\w*(Error|Exception|Interrupt)\b|error while loading|^error: "
     r"|cannot open|what\(\): "
 )
+# Triton's last word on a model that it cannot load. The frames follow in the same message.
+_LOAD_FAILED = re.compile(r"failed to load '[^']+' version \d+: (.+)")
+# The model's own errors say all that is known. Of others, Triton says "Internal: …" only.
+_CONFIG_ERROR = re.compile(r"^(?:\w+: )?ConfigError: ")
 # Every machine without a GPU logs these.
 _HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to initialize NVML")
+
+
+def load_failure(log: Path, *, start: int = 0) -> tuple[str, str]:
+    """Return why the model was not loaded, in one line, and the lines of the log that add to it.
+
+    Both are read from byte ``start`` on. Without a reason from Triton the first one is empty.
+    """
+    failures = _LOAD_FAILED.findall(read(log, start=start))
+    if not failures:
+        return "", telling_lines(log)
+    reason = _plain(failures[-1].removesuffix('"')).partition(" At: ")[0].strip()
+    own = _CONFIG_ERROR.sub("", reason)
+    if own != reason:
+        return own, ""
+    return reason, "\n".join(
+        line for line in telling_lines(log).splitlines() if reason not in _plain(line)
+    )
+
+
+def _plain(text: str) -> str:
+    """Return a logged text in one line. Triton 24.10 escapes line breaks and quotes in it."""
+    return re.sub(r"(?:\\n|\s)+", " ", text).replace('\\"', '"')
 
 
 def telling_lines(log: Path, *, limit: int = _TAIL_LINES) -> str:

@@ -110,7 +110,8 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
     """Serve a copy of the model, ask every prompt, check the answers, and remove the copy.
 
     Raises:
-        CommandError: the server did not become ready, or a request failed; ``tail`` says why.
+        CommandError: the server did not become ready, or a request failed; ``cause`` or ``tail``
+            says why.
         VllmEnvError: an answer is missing, empty or not the expected one.
     """
     launch = Launch(

@@ -65,7 +65,7 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path) -> Warme
         log: receives the server's output; its old content is removed.
 
     Raises:
-        CommandError: the model did not load; ``tail`` says why.
+        CommandError: the model did not load; ``cause`` or ``tail`` says why.
         VllmEnvError: the model left no caches, or they cannot be written. In both cases older
             caches are unchanged.
     """
@@ -78,14 +78,11 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path) -> Warme
         raise CommandError(
             f"--warm: {model.name} did not load with its own {name}: {error.what}",
             tail=error.tail,
-            cause=(
-                "The lines above, from the server's log, say why. "
-                "The build is in place, and older caches are unchanged."
-            ),
+            cause=error.cause or "The lines above, from the server's log, say why.",
             remedy=(
-                f"Put a model that this machine can serve into {model / name}. "
-                f"The whole log is {log}."
-            ),
+                "The build is in place, and older caches are unchanged. "
+                f"Put a model that this machine can serve into {model / name}. {error.remedy}"
+            ).rstrip(),
         ) from error
     except OSError as error:
         file = error.filename or model

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from triton_vllm.base.errors import ConfigError
 from triton_vllm.request import contract
 
 if TYPE_CHECKING:
@@ -23,14 +24,21 @@ class TritonPythonModel:
     def auto_complete_config(auto_complete_model_config: ModelConfig) -> ModelConfig:
         """Return the configuration with the tensors that this model takes and returns."""
         # Triton calls this in a process of its own, which would import vLLM a second time.
-        return contract.complete(auto_complete_model_config)
+        try:
+            return contract.complete(auto_complete_model_config)
+        except ConfigError as error:
+            raise error.with_traceback(None) from None
 
     def initialize(self, args: dict[str, str]) -> None:
         """Import vLLM and load the model; Triton reports an exception as the load's failure."""
         # Imported here because `auto_complete_config` does not need it.
         from triton_vllm.service import Service
 
-        self._service = Service(args)
+        try:
+            self._service = Service(args)
+        # Triton logs the frames of an exception three times. Those of a file's error say nothing.
+        except ConfigError as error:
+            raise error.with_traceback(None) from None
 
     def execute(self, requests: list[TritonRequest]) -> None:
         """Take requests; each is answered through its response sender, at once or later."""

@@ -66,7 +66,7 @@ def run(tmp_path):
     cache = tmp_path / "cache"
 
     def run(code, **engine_args):
-        (folder / "vllm_engine_args.json").write_text(json.dumps(engine_args))
+        (folder / "vllm_engine_args.json").write_text(json.dumps({"model": "echo", **engine_args}))
         environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "VLLM_CACHE_ROOT": str(cache)}
         command = [sys.executable, "-c", PRELUDE + code, str(folder)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

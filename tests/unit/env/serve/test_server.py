@@ -116,13 +116,15 @@ def test_server_that_ignores_sigterm_is_killed(binary: Path, monkeypatch: pytest
     assert [process.pid for process in server.leftovers] == [pid]
 
 
-def test_failed_load_is_reported_at_once_with_the_log_lines_that_tell_why(binary: Path) -> None:
-    """There is no timeout to wait for; the error line is in the message's tail, the line of normal running is not."""
+def test_failed_load_is_reported_at_once_with_its_reason_in_the_last_line(binary: Path) -> None:
+    """There is no timeout to wait for; of Triton's lines only the reason is left, and it is the last line."""
     server = make(binary, "broken", ready_timeout=math.inf)
     with pytest.raises(CommandError, match="ended with status 1") as failed, server:
         pass
-    assert "failed to load vllm: no such model" in failed.value.tail
-    assert "loading: vllm:1" not in failed.value.tail
+    assert failed.value.lines() == [
+        f"error: tritonserver ended with status 1 before its models were ready. The whole log is {server.log}.",
+        '  why: model.json: "model" is missing',
+    ]
     assert traces(server) == set()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_env.serve.server_log import silent_seconds, telling_lines
+from vllm_env.serve.server_log import load_failure, silent_seconds, telling_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,23 @@ def test_log_without_errors_gives_its_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {number}\n" for number in range(100)))
     assert telling_lines(log, limit=2) == "line 98\nline 99"
+
+
+def test_the_reason_of_a_failed_load_is_told_once(tmp_path: Path) -> None:
+    """Of the last load, in one line, whichever way a release writes it; other lines are kept if the model did not say it."""
+    log = tmp_path / "log"
+    older = "E1120 1 model_lifecycle.cc:642] failed to load 'a' version 1: Internal: older\n"
+    reason = r"Internal: Stub 'a_0' is\n\"not\" healthy.\n\nAt:\n x(1)\n"
+    escaped = f"""E1120 1 model_lifecycle.cc:642] "failed to load 'a' version 1: {reason}\""""
+    log.write_text(older)
+    start = log.stat().st_size
+    log.write_text(f"{older}ImportError: libx.so\n{escaped}\nerror: creating server\n")
+    shown = """Internal: Stub 'a_0' is "not" healthy."""
+    assert load_failure(log, start=start) == (shown, f"{older}ImportError: libx.so\nerror: creating server")
+    log.write_text("E1120 failed to load 'a' version 1: Internal: ConfigError: no\n\nAt:\n  x(1): y\n")
+    assert load_failure(log) == ("no", "")
+    log.write_text("error: the disk is full\n")
+    assert load_failure(log) == ("", "error: the disk is full")
 
 
 def test_missing_log_is_no_error(tmp_path: Path) -> None:

@@ -84,7 +84,9 @@ def test_a_load_that_fails_leaves_what_was_there(
         run(binary, model)
     error = caught.value
     assert "mine did not load with its own vllm_engine_args.json" in error.what
-    assert "no such model" in error.tail
+    assert error.cause == 'model.json: "model" is missing'
+    assert error.tail == ""
+    assert " ".join(error.lines()).count("The whole log is") == 1
     assert str(model / "vllm_engine_args.json") in error.remedy
     assert [p.name for p in model.iterdir() if p.name != "config.pbtxt"] == (["vllm_cache"] if older else [])
     assert not older or (model / "vllm_cache/warm.json").read_text() == older

@@ -35,13 +35,14 @@ def test_the_official_backends_tensors_are_all_there():
 class Config:
     """Triton's ModelConfig, as far as completion uses it."""
 
-    def __init__(self, inputs):
+    def __init__(self, inputs, size=0):
+        self.size = size
         self.input = [{"name": n} for n in inputs]
         self.output = []
         self.policy = None
 
     def as_dict(self):
-        return {"input": self.input, "output": self.output}
+        return {"input": self.input, "output": self.output, "max_batch_size": self.size}
 
     def add_input(self, tensor):
         self.input.append(tensor)
@@ -72,6 +73,9 @@ def test_a_server_that_does_not_complete_the_configuration_is_told_of():
         "model_transaction_policy": {"decoupled": True},
     }
     contract.require_completed(whole)
+    for check in (lambda: contract.require_completed({**whole, "max_batch_size": 8}), lambda: contract.complete(Config([], 8))):
+        with pytest.raises(ConfigError, match=r"^config.pbtxt: max_batch_size is 8: write max_batch_size: 0, because vLLM"):
+            check()
     for field, named in (("input", "text_input"), ("output", "text_output"), ("model_transaction_policy", "decoupled")):
         with pytest.raises(ConfigError, match=f"{named}.*start tritonserver without --disable-auto-complete-config"):
             contract.require_completed({**whole, field: None})

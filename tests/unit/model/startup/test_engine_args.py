@@ -175,17 +175,27 @@ def test_other_failures_are_told_as_they_are() -> None:
 def test_a_folder_in_the_models_directory_is_named_as_it_is(tmp_path: Path) -> None:
     """So that a repository that brings its weights works wherever it is mounted; other names are the hub's."""
     (tmp_path / "standin").mkdir()
-    elsewhere = ("facebook/opt-125m", "", ".", "..", "/tmp", "a" * 300, "nul\0")
+    elsewhere = ("facebook/opt-125m", ".", "..", "/tmp", "a" * 300, "nul\0")
     for model, read_as in (("standin", str(tmp_path / "standin")), *((name, name) for name in elsewhere)):
         (tmp_path / FILE_NAME).write_text(json.dumps({"model": model, "tokenizer": None}), encoding="utf-8")
         assert read(tmp_path, tmp_path / "1") == {"model": read_as, "tokenizer": None}
+
+
+@pytest.mark.parametrize("values", [{}, {"modle": "a"}, {"model": None}, {"model": ""}])
+@pytest.mark.parametrize("file", ["vllm_engine_args.json", "1/model.json"])
+def test_a_file_without_a_model_is_refused(values: dict[str, object], file: str, tmp_path: Path) -> None:
+    """Else vLLM would look for a model of its own choice, or for one without a name."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / file).write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=rf'^{file}: "model" is missing; write the name'):
+        read(tmp_path, tmp_path / "1")
 
 
 def test_the_file_that_was_read_is_named(tmp_path: Path) -> None:
     """The official backend's lies in the version's folder; whoever reads the error must find it."""
     version = tmp_path / "1"
     version.mkdir()
-    (version / "model.json").write_text('{"modle": "a"}')
+    (version / "model.json").write_text('{"model": "a", "modle": "a"}')
     assert place(tmp_path, version) == version / "model.json"
     with pytest.raises(ConfigError, match=r"^1/model.json: vLLM has no engine argument 'modle'"):
         fit(read(tmp_path, version), {"model": str}, "1/model.json")

@@ -98,8 +98,9 @@ def require_completed(model_config: Mapping[str, Any]) -> None:
     """Check that the configuration declares the tensors, by the file or by the server's completion.
 
     Raises:
-        ConfigError: a declaration is missing that every request needs.
+        ConfigError: a declaration is missing that every request needs, or the server would batch.
     """
+    _refuse_batches(model_config)
     tensors = [*(model_config.get("input") or ()), *(model_config.get("output") or ())]
     declared = {tensor["name"] for tensor in tensors}
     lacking = [name for name in ("text_input", "text_output") if name not in declared]
@@ -114,8 +115,13 @@ def require_completed(model_config: Mapping[str, Any]) -> None:
 
 
 def complete(config: ModelConfig) -> ModelConfig:
-    """Add the tensors and the decoupled policy that ``config`` lacks; return it."""
+    """Add the tensors and the decoupled policy that ``config`` lacks; return it.
+
+    Raises:
+        ConfigError: the server would batch.
+    """
     declared = config.as_dict()
+    _refuse_batches(declared)
     # A declaration in the file stays as it is: Triton refuses a second one that differs.
     known_inputs = {tensor["name"] for tensor in declared["input"]}
     for tensor in INPUTS:
@@ -129,3 +135,13 @@ def complete(config: ModelConfig) -> ModelConfig:
     # The declared shapes have no batch dimension.
     config.set_max_batch_size(0)
     return config
+
+
+def _refuse_batches(declared: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the server is to make batches; the message of Triton helps nobody."""
+    size = declared.get("max_batch_size") or 0
+    if size:
+        raise ConfigError(
+            f"config.pbtxt: max_batch_size is {size}: write max_batch_size: 0, because vLLM makes "
+            "the batches itself (engine argument max_num_seqs)"
+        )

@@ -19,6 +19,8 @@ from triton_vllm.base.official import ARGUMENTS_NAME
 
 FILE_NAME = "vllm_engine_args.json"
 _PATH = ("/", "./", "../")
+# Characters of vLLM's own message, which is nowhere else in the log.
+_LONGEST_REASON = 1500
 
 Replacement = Callable[[Any], Mapping[str, Any]]
 
@@ -126,14 +128,20 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     """Return the engine arguments that the model's folder has, with paths made absolute.
 
     Raises:
-        ConfigError: the file is missing, is not JSON or is not an object. Also if both files exist
-            and differ.
+        ConfigError: the file is missing, is not JSON, is not an object or names no model. Also if
+            both files exist and differ.
     """
     path = place(model_dir, version_dir)
     values = _object(path)
     official = version_dir / ARGUMENTS_NAME
     if path != official and official.is_file():
         _refuse_difference(values, _object(official), f"{version_dir.name}/{ARGUMENTS_NAME}")
+    # vLLM would ask a model hub for a model of its own choice, or for one without a name.
+    if values.get("model") in (None, ""):
+        raise ConfigError(
+            f'{path.relative_to(model_dir)}: "model" is missing; write the name of a model on the '
+            'hub or a folder with weights, e.g. {"model": "facebook/opt-125m"}'
+        )
     # A repository that brings its weights must work wherever it is mounted. So the name of a folder
     # in the model's directory becomes that folder's path.
     for key in ("model", "tokenizer"):
@@ -272,7 +280,7 @@ def failure(
         return f"{file}: model: there is no directory {model}"
     # pydantic's message ends with the whole input and a link. Triton shows the reason on one line.
     message = " ".join(str(error).partition("[type=")[0].split())
-    reason = cause or f"{type(error).__name__}: {message[:600]}"
+    reason = cause or f"{type(error).__name__}: {message[:_LONGEST_REASON]}"
     return f"vLLM did not start with the arguments of {file}, model '{model}': {reason}"
 
 

@@ -204,11 +204,18 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
             if unfetched:
                 raise ConfigError(unfetched) from None
             # Triton's log has no method `exception`.
-            log.error("".join(traceback.format_exception(error)))  # noqa: TRY400
+            log.error(_frames(error))  # noqa: TRY400
             raise ConfigError(
                 engine_args.failure(values, error, prepared.file_name, cause.find())
             ) from None
     return engine, outbox
+
+
+def _frames(error: Exception) -> str:
+    """Return a traceback without its last lines: they are the reason, which Triton logs itself."""
+    whole = traceback.TracebackException.from_exception(error)
+    reason = "".join(whole.format_exception_only())
+    return "".join(whole.format()).removesuffix(reason)
 
 
 def _store(prepared: Prepared, shared: Frontends | None, log: Log) -> AdapterStore | None:
