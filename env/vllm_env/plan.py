@@ -88,6 +88,7 @@ class Plan:
         stub: where the stub comes from.
         key: content key of the set of files to publish; empty if it is not known.
         unserved: why this machine cannot serve the model; empty if it can, or need not.
+        forecast: how a build would get the wheel that the lock depends on; empty with a lock.
     """
 
     spec: Spec
@@ -96,6 +97,7 @@ class Plan:
     stub: StubPlan
     key: str
     unserved: str = ""
+    forecast: str = ""
 
 
 def standing(model: Path, key: str) -> Manifest | None:
@@ -186,7 +188,8 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
         except NotKnownError as unknown:
             report.note(f"{unknown.what} The lock is known after the build.")
             stub = plan_stub(workspace, triton, spec.python, request.stub, options)
-            return Plan(spec, triton, lock=None, stub=stub, key="", unserved=unserved)
+            forecast = unknown.forecast
+            return Plan(spec, triton, None, stub, key="", unserved=unserved, forecast=forecast)
         report.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):

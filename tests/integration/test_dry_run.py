@@ -30,6 +30,8 @@ from vllm_env.triton.root import open_root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from support.small_fixtures import Channel
+
 _UNKNOWN = "known after the build"
 
 
@@ -117,8 +119,13 @@ def test_it_says_what_the_build_then_does(small_cache: Path, small_wheel: Path, 
     assert plans[2]["bytes_to_fetch"] == 0
 
 
-def test_a_source_trees_wheel_is_known_after_the_build(small_cache: Path, small_tree: Path, tmp_path: Path) -> None:
-    """None is built for it; when the cache has one, it is read there, and named where it is."""
+def test_a_source_trees_wheel_is_known_after_the_build(
+    small_cache: Path, channel: Channel, small_tree: Path, tmp_path: Path
+) -> None:
+    """None is built for it; when the cache has one, it is read there, and named where it is, with its size."""
+    # the stand-in of an interpreter cannot build a wheel
+    shutil.rmtree(small_cache / "conda")
+    shutil.copytree(channel.root / "conda" / "channel", small_cache / "conda" / "channel")
     tree = tmp_path / "tree"
     shutil.copytree(small_tree, tree, symlinks=True)
     spec = small_build.make_spec(tmp_path / "spec", tree)
@@ -128,11 +135,29 @@ def test_a_source_trees_wheel_is_known_after_the_build(small_cache: Path, small_
     unknown = ("vllm", "conda_channel", "wheels", "key")
     assert {shown[name] for name in unknown} == {_UNKNOWN}
     assert shown["pin"] == f"--vllm-source {tree}"
-    key = _shown(run("--json"))["manifest"]["key"]
+    assert shown["vllm_wheel"] == f"to be built from {tree}"
+    with _nothing_written(tree):
+        key = _shown(run("--json"))["manifest"]["key"]
     with _nothing_written(small_cache, spec.parent, tree):
         shown = _shown(run("--dry-run", "--json"))
     assert shown["key"] == key
-    assert shown["vllm"].startswith(f"vllm @ file://{small_cache}/wheels/")
+    (wheel,) = small_cache.glob("wheels/*/*.whl")
+    assert shown["vllm"].startswith(f"vllm @ {wheel.parent.as_uri()}/")
+    assert shown["vllm_wheel"] == f"in the cache, {wheel.stat().st_size} bytes"
+
+
+def test_a_commit_that_does_not_exist_is_an_error(small_cache: Path, small_tree: Path, tmp_path: Path) -> None:
+    """Of the real command: status 1, and the places that were asked; one that exists is told with its wheel."""
+    (tmp_path / "index").mkdir()
+    options = ["--wheel-index", (tmp_path / "index").as_uri(), "--git-url", small_tree.as_uri(), "--dry-run", "--json"]
+    run = functools.partial(small_build.build, small_cache, tmp_path / "models", *options, "--vllm-commit")
+    with _nothing_written(small_cache):
+        done = run("f" * 40)
+        built = _shown(run(small_build.head(small_tree)))
+    assert done.returncode == 1
+    assert f"--vllm-commit {'f' * 40}: there is no such commit" in done.stderr
+    assert built["vllm_wheel"].startswith(f"to be built from {small_tree.as_uri()}")
+    assert built["key"] == _UNKNOWN
 
 
 def test_another_build_does_not_stop_it(small_cache: Path, small_wheel: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,7 @@ from support.wheels import write_wheel
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, read_pip_config
-from vllm_env.lock.pins import resolve_pin
+from vllm_env.lock.pins import NotKnownError, resolve_pin
 from vllm_env.lock.spec import Pin, Spec
 
 if TYPE_CHECKING:
@@ -35,10 +36,15 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class _Refusing(_Quiet):
+    def do_GET(self) -> None:
+        self.send_error(403)
+
+
 @contextlib.contextmanager
-def _serve(folder: Path) -> Iterator[str]:
+def _serve(folder: Path, handle: type[_Quiet] = _Quiet) -> Iterator[str]:
     """Serve a folder on a free port of 127.0.0.1 and yield its address."""
-    handler = functools.partial(_Quiet, directory=str(folder))
+    handler = functools.partial(handle, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -88,6 +94,7 @@ def test_a_commit_is_taken_from_the_index_and_stands_in_the_manifest(
     assert index in vllm["origin"]
 
 
+@pytest.mark.usefixtures("small_cache")  # it has the interpreter that builds the wheel
 def test_a_commit_without_a_wheel_is_built_from_git(index: str, small_tree: Path, tmp_path: Path) -> None:
     """The index has no such commit: the repository of --git-url is fetched at that very commit, and built once."""
     tree = tmp_path / "tree"
@@ -149,6 +156,51 @@ def test_an_unknown_commit_names_sha_and_repository(index: str, small_tree: Path
     assert list((tmp_path / "cache" / "build").iterdir()) == []
 
 
+def _forecast(root: Path, sha: str, **fields: Any) -> str:
+    """What a dry run says about the wheel of a commit that the cache does not have."""
+    network = Network(read_pip_config(), offline=fields.pop("offline", False))
+    workspace = replace(workspace_in(root, network), dry_run=True)
+    with pytest.raises(NotKnownError) as caught:
+        resolve_pin(workspace, Spec("cpu", Pin("commit", sha), "vllm", "3.11", **fields))
+    return caught.value.forecast
+
+
+def test_a_dry_run_asks_index_and_git_for_a_commit(index: str, small_tree: Path, tmp_path: Path) -> None:
+    """A wheel, a build of hours, no such commit, or why it is unknown; no wheel and no sources are fetched."""
+    sha = small_build.head(small_tree)
+    ask: dict[str, Any] = {"wheel_index": index, "git_url": small_tree.as_uri()}
+    found = f"to be fetched: the wheel index {index} has vllm {small_build.VERSION}"
+    assert _forecast(tmp_path / "cache", sha, **ask) == found
+    assert _forecast(tmp_path / "cache", sha, torch_backend="cpu", **ask) == found
+    # an index without this commit
+    (tmp_path / "index" / sha).rename(tmp_path / "index" / ("b" * 40))
+    forecast = _forecast(tmp_path / "cache", sha, **ask)
+    assert forecast.startswith(f"to be built from {small_tree.as_uri()}: the wheel index {index} has none")
+    assert "hours" in forecast
+    with pytest.raises(VllmEnvError, match=f"{'f' * 40}: there is no such commit") as caught:
+        _forecast(tmp_path / "cache", "f" * 40, **ask)
+    assert index in caught.value.cause
+    assert small_tree.as_uri() in caught.value.cause
+    with pytest.raises(VllmEnvError, match=f"fetch commit {sha} from {tmp_path.as_uri()}"):
+        _forecast(tmp_path / "cache", sha, wheel_index=index, git_url=tmp_path.as_uri())
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_a_dry_run_says_who_does_not_answer(index: str, small_tree: Path, tmp_path: Path) -> None:
+    """Unknown is not the same as missing: index, proxy and git are named, and --offline asks nobody."""
+    closed, sha = "http://127.0.0.1:9", "f" * 40
+    unknown = _forecast(tmp_path / "cache", sha, wheel_index=closed, git_url=small_tree.as_uri())
+    assert unknown == f"unknown: the wheel index {closed} does not answer"
+    unknown = _forecast(tmp_path / "cache", sha, wheel_index=index, git_url=f"{closed}/vllm.git")
+    assert unknown.startswith(f"unknown: the wheel index {index} has none, and {closed}/vllm.git does not answer")
+    offline = _forecast(tmp_path / "cache", small_build.head(small_tree), wheel_index=index, offline=True)
+    assert offline == "unknown: with --offline the wheel index is not asked"
+    with _serve(tmp_path, _Refusing) as refusing:
+        unknown = _forecast(tmp_path / "cache", sha, wheel_index=refusing, git_url=small_tree.as_uri())
+        assert unknown == f"unknown: the wheel index {refusing} answers 403 Client Error"
+
+
+@pytest.mark.usefixtures("small_cache")  # it has the interpreter that builds the wheel
 def test_a_source_tree_is_built_with_its_commit(small_tree: Path, tmp_path: Path) -> None:
     """Clean: the commit is known, also the second time. Changed: none is claimed, and its wheel is kept by its content."""
     tree = tmp_path / "tree"
@@ -162,16 +214,6 @@ def test_a_source_tree_is_built_with_its_commit(small_tree: Path, tmp_path: Path
     assert changed.requirement != first.requirement
     _forget_sources(tmp_path / "cache")
     assert _resolve(tmp_path / "cache", Pin("source", str(tree)), offline=True) == changed
-
-
-def test_a_tree_that_does_not_build_says_so(tmp_path: Path) -> None:
-    """The build's own last lines, and that an editable install would not help."""
-    tree = small_build.make_tree(tmp_path / "tree")
-    (tree / "pyproject.toml").write_text("[build-system]\nrequires = []\nbuild-backend = 'nonexistent'\n")
-    with pytest.raises(VllmEnvError, match="Could not build a wheel of") as caught:
-        _resolve(tmp_path / "cache", Pin("source", str(tree)))
-    assert "editable" in caught.value.remedy
-    assert "nonexistent" in str(getattr(caught.value, "tail", ""))
 
 
 def test_a_wheel_file_is_pinned_by_its_digest(small_wheel: Path, tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
         "profile": plan.spec.profile,
         "pin": str(plan.spec.pin),
         "vllm": lock.vllm.requirement if lock else UNKNOWN,
+        "vllm_wheel": _vllm_wheel(plan),
         "python": lock.python if lock else plan.spec.python,
         "conda_channel": lock.conda.channel if lock else UNKNOWN,
         "wheels": len(lock.wheels) if lock else UNKNOWN,
@@ -117,6 +118,18 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
             f"load {model} once, with its own engine arguments, and fill {model / CACHE_NAME}"
         )
     return facts
+
+
+def _vllm_wheel(plan: Plan) -> str:
+    """Return where a build takes the wheel of vLLM from, as far as a dry run can know it."""
+    if plan.lock is None:
+        return plan.forecast or UNKNOWN
+    wheel = plan.lock.vllm.wheel
+    # The index has a release's wheel. Its size is part of the bytes to fetch.
+    if wheel is None:
+        return "in the package registry"
+    place = "a file" if plan.lock.vllm.origin == f"wheel {wheel.name}" else "in the cache"
+    return f"{place}, {wheel.stat().st_size} bytes"
 
 
 def _print_result(result: BuildResult, request: BuildRequest, console: Console) -> None:

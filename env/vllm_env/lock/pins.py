@@ -9,8 +9,6 @@
 Fetched and built wheels are cached by URL, commit or the tree's content.
 """
 
-import hashlib
-import os
 import re
 import urllib.parse
 import zipfile
@@ -22,25 +20,22 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 
-from vllm_env.base.cache import key_of, touch
-from vllm_env.base.errors import CommandError, UsageError, VllmEnvError
-from vllm_env.base.filesystem import file_sha256, put_in_place
-from vllm_env.base.machine import EPOCH
-from vllm_env.base.process import run
+from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.workspace import Workspace
 
+from .commits import (
+    clone_commit,
+    commit_wheel_folder,
+    fetch_commit_wheel,
+    forecast_commit,
+    git_url_of,
+    index_of,
+)
+from .source_build import build_folder, build_wheel
 from .spec import Pin, Spec
-
-_WHEEL_INDEX = "https://wheels.vllm.ai"
-_GIT_URL = "https://github.com/vllm-project/vllm.git"
-# git refuses a tree of another owner. In a container, the mounted tree always has another owner.
-_ANY_OWNER = {
-    "GIT_CONFIG_COUNT": "1",
-    "GIT_CONFIG_KEY_0": "safe.directory",
-    "GIT_CONFIG_VALUE_0": "*",
-}
-# Builds leave these in a source tree, and they do not go into the wheel.
-_NOT_SOURCES = frozenset({".git", "build", "dist", "__pycache__", ".venv"})
+from .tree import commit_of, history_of, tree_digest
+from .wheels import cached_wheel, fetch_wheel, folder_of_url
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,14 @@ class PinnedVllm:
 
 
 class NotKnownError(VllmEnvError):
-    """A dry run cannot know the lock: it depends on a wheel that must be built or fetched first."""
+    """A dry run cannot know the lock: it depends on a wheel that must be built or fetched first.
+
+    ``forecast`` says how a build would get the wheel.
+    """
+
+    def __init__(self, what: str, *, forecast: str = "", cause: str = "", remedy: str = "") -> None:
+        super().__init__(what, cause=cause, remedy=remedy)
+        self.forecast = forecast
 
 
 def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
@@ -76,66 +78,40 @@ def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
         return _from_wheel(workspace, pin)
     if pin.kind == "commit":
         return _from_commit(workspace, spec)
-    # An editable install would only point to the tree and cannot be packed, so a wheel is built.
-    tree = Path(pin.value).resolve()
-    commit = _head_of(tree)
-    # A clean checkout is known by its commit. Any other tree is hashed, which reads every file.
-    folder = _built_folder(workspace, spec, commit or _tree_digest(tree))
-    wheel = _known(folder)
-    if wheel is None:
-        _refuse_in_dry_run(workspace, pin)
-        wheel = _build_wheel(workspace, tree, spec, commit, folder)
-    return _of_wheel(wheel, commit=commit, origin=f"source {tree}")
+    return _from_source(workspace, spec)
 
 
-def _refuse_in_dry_run(workspace: Workspace, pin: Pin) -> None:
+def _refuse_in_dry_run(workspace: Workspace, pin: Pin, forecast: str) -> None:
     if workspace.dry_run:
         raise NotKnownError(
             f"The cache has no wheel of {pin}.",
+            forecast=forecast,
             remedy="Build it: the same command without --dry-run.",
         )
+
+
+def _from_source(workspace: Workspace, spec: Spec) -> PinnedVllm:
+    # An editable install would only point to the tree and cannot be packed, so a wheel is built.
+    tree = Path(spec.pin.value).resolve()
+    digest = tree_digest(tree)
+    commit = commit_of(tree)
+    # The version in the wheel comes from the history, also that of a tree with changes.
+    folder = build_folder(workspace, spec, digest, commit, history_of(tree))
+    wheel = cached_wheel(folder)
+    if wheel is None:
+        _refuse_in_dry_run(workspace, spec.pin, f"to be built from {tree}")
+        wheel = build_wheel(workspace, tree, spec, folder, commit=commit, digest=digest)
+    return _of_wheel(wheel, commit=commit, origin=f"source {tree}")
 
 
 def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
     if "://" not in pin.value:
         file = Path(pin.value)
         return _of_wheel(file.resolve(), origin=f"wheel {file.name}")
-    folder = workspace.cache.path("wheels", key_of(pin.value))
-    wheel = _known(folder)
-    if wheel is None:
-        _refuse_in_dry_run(workspace, pin)
-        with workspace.cache.staging() as staging:
-            workspace.network.pip_command(
-                ["download", "--no-deps", "--quiet", "--dest", staging, pin.value],
-                f"download {pin.value}",
-                # TMPDIR: a killed pip then leaves nothing in other folders.
-                env={"TMPDIR": str(staging)},
-                remedy="Check the URL of the wheel.",
-            )
-            wheel = _keep(staging, folder)
-        if wheel is None:
-            # pip download accepts a source archive, too.
-            raise VllmEnvError(f"{pin} is not a wheel.", remedy="Give the URL of a .whl file.")
+    if cached_wheel(folder_of_url(workspace, pin.value)) is None:
+        _refuse_in_dry_run(workspace, pin, f"to be fetched: {pin.value}")
+    wheel = fetch_wheel(workspace, pin.value, str(pin))
     return _of_wheel(wheel, origin=f"wheel {urllib.parse.unquote(pin.value)}")
-
-
-def _known(folder: Path) -> Path | None:
-    """Return the wheel of a cache entry, or None."""
-    wheel = next(folder.glob("*.whl"), None)
-    if wheel is None:
-        return None
-    touch(folder)
-    # A dry run has a cache of links. Resolved, the path is the one that a build would use.
-    return wheel.resolve()
-
-
-def _keep(staging: Path, folder: Path) -> Path | None:
-    """Move the fetched or built wheel into the cache and return it; None if there is no wheel."""
-    wheel = next(staging.glob("*.whl"), None)
-    if wheel is None:
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    return wheel.replace(folder / wheel.name)
 
 
 def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
@@ -175,129 +151,17 @@ def _declared_name(metadata: str) -> str:
 
 def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
     sha = spec.pin.value
-    index = (spec.wheel_index or _WHEEL_INDEX).rstrip("/")
-    url = spec.git_url or _GIT_URL
-    folder = _built_folder(workspace, spec, sha)
-    wheel = _known(folder)
-    if wheel is None:
-        wheel = _wheel_of_commit(workspace, index, spec)
-        if wheel:
-            return _of_wheel(wheel, commit=sha, origin=f"per-commit wheel index {index}")
-        tree = workspace.cache.path("sources", sha)
-        if not (tree / ".complete").is_file():
-            _clone(workspace, url, sha, tree)
-        wheel = _build_wheel(workspace, tree, spec, sha, folder)
-    return _of_wheel(wheel, commit=sha, origin=f"git {url} at {sha}")
-
-
-def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | None:
-    """Fetch a commit's wheel from the per-commit index; return None if the index lacks it."""
-    sha = spec.pin.value
-    cert = workspace.network.pip.cert
-    folder = workspace.cache.path("wheels", key_of(index, sha, spec.python, spec.torch_backend))
-    wheel = _known(folder)
+    built = f"git {git_url_of(spec)} at {sha}"
+    folder = build_folder(workspace, spec, sha)
+    wheel = cached_wheel(folder)
     if wheel:
-        return wheel
-    _refuse_in_dry_run(workspace, spec.pin)
-    if workspace.network.offline:
-        return None
-    # The index has a folder for each variant ("cpu", "cu129") next to the default build.
-    variants = [f"/{spec.torch_backend}"] if spec.torch_backend else []
-    with workspace.cache.staging() as staging:
-        for variant in [*variants, ""]:
-            # --isolated: pip's configured index would answer with the newest release for a commit
-            # that has no wheel. It also hides pip's certificate, which is therefore passed again.
-            command = [
-                "download", "--isolated", "--no-deps", "--quiet", "--pre", "--dest", staging,
-                "--python-version", spec.python, "--only-binary", ":all:", "--retries", "1",
-                *(["--cert", cert] if cert else []), "--index-url", f"{index}/{sha}{variant}",
-                "vllm",
-            ]  # fmt: skip
-            try:
-                workspace.network.pip_command(
-                    command, f"find the wheel of commit {sha}", env={"TMPDIR": str(staging)}
-                )
-            except CommandError:
-                continue
-            return _keep(staging, folder)
-    return None
-
-
-def _clone(workspace: Workspace, url: str, sha: str, tree: Path) -> None:
-    remedy = "Check the SHA and --git-url, and that this machine can reach that address."
-    with workspace.cache.staging() as staging:
-        work = staging / "vllm"
-        run(["git", "init", "--quiet", work], what="make a git repository", remedy="Install git.")
-        # git clone takes only branches and tags. A fetch takes a SHA, and without the history.
-        fetch = ["-C", work, "fetch", "--quiet", "--depth", "1", url, sha]
-        workspace.network.git(fetch, f"fetch commit {sha} from {url}", remedy=remedy)
-        checkout = ["git", "-C", work, "checkout", "--quiet", "FETCH_HEAD"]
-        run(checkout, what=f"check out {sha}", remedy=remedy)
-        (work / ".complete").touch()
-        put_in_place(work, tree)
-
-
-def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:
-    """Return the cache folder of a wheel built from a commit or tree."""
-    # These two variables change what vLLM's build compiles, so they are part of the key.
-    precompiled = bool(os.environ.get("VLLM_USE_PRECOMPILED"))
-    device = os.environ.get("VLLM_TARGET_DEVICE", "")
-    return workspace.cache.path(
-        "wheels", key_of("built", identity, spec.python, spec.torch_backend, precompiled, device)
-    )
-
-
-def _build_wheel(workspace: Workspace, tree: Path, spec: Spec, commit: str, folder: Path) -> Path:
-    """Build a wheel of a source tree with the requested Python into a folder of the cache."""
-    with workspace.cache.staging() as staging:
-        # SOURCE_DATE_EPOCH sets the times in the wheel's ZIP. Without it, each build of the same
-        # tree would have another digest.
-        environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(staging), **_ANY_OWNER}
-        if commit:
-            # vLLM's build then uses the compiled parts of this commit and does not compile them.
-            environment["VLLM_PRECOMPILED_WHEEL_COMMIT"] = commit
-        workspace.network.uv(
-            ["build", "--wheel", "--python", spec.python, "--out-dir", staging, tree],
-            f"build a wheel of {tree}",
-            env=environment,
-            remedy="The tree must build, because an editable install cannot be packed. "
-            "With VLLM_USE_PRECOMPILED=1 no compiler is needed.",
-        )
-        wheel = _keep(staging, folder)
-    if wheel is None:
-        raise VllmEnvError(
-            f"The build of {tree} left no wheel.", remedy="Try uv build --wheel in that folder."
-        )
-    return wheel
-
-
-def _tree_digest(tree: Path) -> str:
-    """Return the SHA-256 of a source tree's content, without the files that builds leave in it."""
-    digest = hashlib.sha256()
-    for folder, folders, files in os.walk(tree):
-        # os.walk enters what this list then has, in its order. The file system's order may differ.
-        folders[:] = sorted(
-            f for f in folders if f not in _NOT_SOURCES and not f.endswith(".egg-info")
-        )
-        for name in sorted(files):
-            file = Path(folder, name)
-            content = str(file.readlink()) if file.is_symlink() else file_sha256(file)
-            digest.update(f"{file.relative_to(tree)}\0{content}\0".encode())
-    return digest.hexdigest()
-
-
-def _head_of(tree: Path) -> str:
-    """Return the commit of a source tree; "" if the tree is not a clean git checkout."""
-    if not (tree / ".git").exists():
-        return ""
-    git = ["git", "-C", tree]
-    try:
-        # Untracked files do not count: an earlier build leaves its build folder there.
-        # --no-optional-locks: git status would otherwise write the refreshed index into the
-        # user's tree.
-        state = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]
-        if run(state, what="read the state of the source tree", env=_ANY_OWNER).strip():
-            return ""
-        return run([*git, "rev-parse", "HEAD"], what="read its commit", env=_ANY_OWNER).strip()
-    except CommandError:
-        return ""
+        return _of_wheel(wheel, commit=sha, origin=built)
+    if workspace.dry_run and cached_wheel(commit_wheel_folder(workspace, spec)) is None:
+        _refuse_in_dry_run(workspace, spec.pin, forecast_commit(workspace, spec))
+    wheel = fetch_commit_wheel(workspace, spec)
+    if wheel:
+        origin = f"per-commit wheel index {index_of(spec)}"
+        return _of_wheel(wheel, commit=sha, origin=origin)
+    tree = clone_commit(workspace, spec)
+    wheel = build_wheel(workspace, tree, spec, folder, commit=sha)
+    return _of_wheel(wheel, commit=sha, origin=built)

