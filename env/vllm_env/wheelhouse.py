@@ -6,13 +6,16 @@ DIR/tools/*.whl    the packager's own tools, for the Python that runs it now
 """
 
 import sysconfig
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_env.base import report
 from vllm_env.base.filesystem import give_tree, owner_of
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
-from vllm_env.lock.pylock import PYTORCH, Lock
+from vllm_env.lock.fetch import PIP_RULES, by_hash
+from vllm_env.lock.pylock import PYTORCH, Lock, LockedWheel, requirements_of
 from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
 from vllm_env.triton.provision import fetch
 
@@ -55,22 +58,28 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
 
 def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
     """Fetch the registries' wheels, then those that only PyTorch's index has."""
+    # Another wheelhouse is not a source of the wheels: pip asks the registries.
+    registries = replace(workspace, network=replace(workspace.network, wheelhouse=None))
     with workspace.cache.staging() as staging:
         requirements = staging / "requirements.txt"
-        # In two steps, because PyTorch's index must not be asked for the other wheels.
-        for index, backend in (("", ""), (PYTORCH, lock.spec.torch_backend)):
-            lines = [f"{wheel.requirement}\n" for wheel in lock.wheels if wheel.index == index]
-            requirements.write_text("".join(lines), "utf-8")
-            _download(
-                workspace,
-                requirements,
-                folder,
-                "download the wheels of the lock",
-                # pip would choose wheels for the Python that runs it.
-                "--python-version",
-                lock.spec.python,
-                torch_backend=backend,
-            )
+
+        def download(wheels: Sequence[LockedWheel]) -> None:
+            # In two steps, because PyTorch's index must not be asked for the other wheels.
+            for index, backend in (("", ""), (PYTORCH, lock.spec.torch_backend)):
+                chosen = [wheel for wheel in wheels if wheel.index == index]
+                requirements.write_text(requirements_of(chosen), "utf-8")
+                _download(
+                    workspace,
+                    requirements,
+                    folder,
+                    "download the wheels of the lock",
+                    # pip would choose wheels for the Python that runs it.
+                    "--python-version",
+                    lock.spec.python,
+                    torch_backend=backend,
+                )
+
+        by_hash(registries, lock, folder, download)
 
 
 def _download(
@@ -84,14 +93,15 @@ def _download(
     # A lock may need nothing of PyTorch's index.
     if not requirements.stat().st_size:
         return
-    rules = ["--no-deps", "--require-hashes", "--only-binary", ":all:", *options]
     # pip's temporary files are removed with the staging folder, even if pip is killed.
     with workspace.cache.staging() as staging:
         workspace.network.pip_command(
-            ["download", "--quiet", *rules, "--dest", folder, "--requirement", requirements],
+            [
+                "download", "--quiet", *PIP_RULES, *options,
+                "--dest", folder, "--requirement", requirements,
+            ],
             what,
             torch_backend=torch_backend,
             env={"TMPDIR": str(staging)},
-            remedy="Check that the package registry answers; "
-            "--upgrade if a locked wheel was withdrawn.",
-        )
+            remedy="Check that the package registry answers.",
+        )  # fmt: skip

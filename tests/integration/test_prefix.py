@@ -116,9 +116,8 @@ def test_a_wheel_that_is_not_the_locks_is_refused(workspace: Workspace, lock: Lo
     changed = _with(lock, replace(lock.wheels[0], sha256="0" * 64))
     prefixes = workspace.cache.path("prefixes")
     before = {p.name for p in prefixes.glob("*")}
-    with pytest.raises(CommandError, match="Could not install the wheels of the lock") as caught:
+    with pytest.raises(CommandError, match=f"No index has the locked file {lock.wheels[0].file}"):
         make_prefix(workspace, changed)
-    assert "ash" in caught.value.tail  # uv: "Hash mismatch", or no file with such a hash
     assert {p.name for p in prefixes.glob("*")} == before
     assert list(workspace.cache.path("build").iterdir()) == []
 

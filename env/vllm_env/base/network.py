@@ -25,6 +25,7 @@ from typing import Any
 from .errors import CommandError, VllmEnvError
 from .filesystem import write_whole
 from .process import capture, run
+from .sources import Source, uv_places
 
 # The settings of pip that say where packages come from.
 _NAMES = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
@@ -73,12 +74,10 @@ _FAILURES = (
         r"[Tt]unnel (connection failed|error)|[Pp]roxy ?[Ee]rror|407 Proxy",
         "The proxy refuses.",
     ),
-    # A 404 is an answer: the package or the commit is missing.
-    (
-        r"HTTP status (server error|client error \((?!404))|error decoding response",
-        "A registry or a proxy refuses.",
-    ),
+    (r"HTTP status server error", "A registry or a proxy has failed."),
 )
+# A 404 is an answer: the package or the commit is missing.
+_REFUSAL = r"HTTP status client error \((?!404)|error decoding response"
 
 
 def require_loopback() -> None:
@@ -120,6 +119,17 @@ class PipConfig:
             arguments += ["--allow-insecure-host", host]
         # pip takes the best version of all indexes. uv stops at the first index with the package.
         return [*arguments, "--index-strategy", "unsafe-best-match"]
+
+    def sources(self) -> list[Source]:
+        """Return the sources of this configuration and of uv's variables, each once."""
+        defaults = [self.index_url, *uv_places("UV_DEFAULT_INDEX", "UV_INDEX_URL"), ""]
+        default = next((url for url in defaults if url), "")
+        indexes = [default, *self.extra_index_urls, *uv_places("UV_INDEX", "UV_EXTRA_INDEX_URL")]
+        sources = [] if self.no_index else [Source(url) for url in indexes]
+        folders = [*self.find_links, *uv_places("UV_FIND_LINKS")]
+        return list(
+            dict.fromkeys([*sources, *(Source(place, is_index=False) for place in folders)])
+        )
 
     def uv_environment(self) -> dict[str, str]:
         """Return the variable by which uv gets pip's certificates, unless the user has set it."""
@@ -169,6 +179,10 @@ def parse_pip_config(listing: str) -> PipConfig:
 
 class NetworkError(CommandError):
     """A host did not answer, or ``--offline`` forbids the request."""
+
+
+class RefusedError(NetworkError):
+    """A host answered, but refused this request or sent a part of a file."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +277,13 @@ class Network:
         command = [sys.executable, "-I", "-m", "pip", *arguments]
         return self._run_with_torch(command, what, mirror=option, pytorch=pytorch, **options)
 
+    def sources(self, torch_backend: str = "") -> list[Source]:
+        """Return the configured sources, with the one that has the torch builds if needed."""
+        sources = self.pip.sources()
+        if torch_backend:
+            sources.append(Source(self.torch_index or f"{_PYTORCH}/{torch_backend}"))
+        return sources
+
     def git(self, arguments: Sequence[object], what: str, **options: Any) -> str:
         """Run git without password prompts; errors as in :meth:`program`."""
         # A repository in a folder needs no network.
@@ -353,10 +374,13 @@ def _run(argv: Sequence[object], what: str, **options: Any) -> str:
     except CommandError as error:
         for pattern, meaning in _FAILURES:
             if re.search(pattern, error.tail):
-                raise NetworkError(
-                    f"Could not {what}: the network failed.",
-                    tail=error.tail,
-                    cause=meaning,
-                    remedy=_REMEDY,
-                ) from error
+                raise _failed(NetworkError, what, error, meaning) from error
+        if re.search(_REFUSAL, error.tail):
+            raise _failed(RefusedError, what, error, "A registry or a proxy refuses.") from error
         raise
+
+
+def _failed(kind: type[NetworkError], what: str, error: CommandError, meaning: str) -> NetworkError:
+    return kind(
+        f"Could not {what}: the network failed.", tail=error.tail, cause=meaning, remedy=_REMEDY
+    )

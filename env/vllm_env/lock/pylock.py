@@ -8,6 +8,7 @@ cover: the inputs and the interpreter's conda packages.
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ class LockedWheel:
         """Return the wheel as a line of a requirements file, with its hash."""
         what = f"{self.name} @ {self.url}" if self.url else f"{self.name}=={self.version}"
         return f"{what} --hash=sha256:{self.sha256}"
+
+
+def requirements_of(wheels: Iterable[LockedWheel]) -> str:
+    """Return wheels as a requirements file with hashes, for uv and pip."""
+    return "".join(f"{wheel.requirement}\n" for wheel in wheels)
 
 
 @dataclass(frozen=True)
@@ -118,11 +124,6 @@ class Lock:
     def download_size(self) -> int:
         """Return the bytes of all wheels whose size is known."""
         return sum(wheel.size for wheel in self.wheels)
-
-    @property
-    def requirements(self) -> str:
-        """Return the wheels as a requirements file with hashes, for uv and pip."""
-        return "".join(f"{wheel.requirement}\n" for wheel in self.wheels)
 
     def versions(self) -> dict[str, str]:
         """Return the version of each locked distribution by its normalised name."""

@@ -4,6 +4,7 @@ The steps, in this order: conda packages, wheels, the hook that replaces activat
 missing libraries, removal of this build's paths and times, bytecode.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from vllm_env.base.cache import key_of, touch
 from vllm_env.base.filesystem import put_in_place, require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import install_layer
-from vllm_env.lock.pylock import Lock
+from vllm_env.lock.fetch import by_hash
+from vllm_env.lock.pylock import Lock, LockedWheel, requirements_of
 
 from .bytecode import compile_prefix
 from .file_owners import check_clashes, find_clashes, read_installed
@@ -119,7 +121,6 @@ def make_prefix(
 
 def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Path) -> None:
     requirements = staging / "requirements.txt"
-    requirements.write_text(lock.requirements, "utf-8")
     report.step(f"{len(lock.wheels)} wheels", fraction=0.05)
     command = [
         "pip", "install", "--python", prefix / "bin" / "python", "--no-deps",
@@ -128,15 +129,19 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
         # in place.
         "--link-mode", "hardlink", "--requirement", requirements,
     ]  # fmt: skip
-    workspace.network.uv(
-        command,
-        "install the wheels of the lock",
-        torch_backend=lock.spec.torch_backend,
-        # TMPDIR: uv leaves a lock file there for each environment that it has seen.
-        env={"TMPDIR": str(staging)},
-        remedy="Check that the package registry answers. "
-        "If it no longer has a locked wheel, resolve again with --upgrade.",
-    )
+
+    def install(wheels: Sequence[LockedWheel]) -> None:
+        requirements.write_text(requirements_of(wheels), "utf-8")
+        workspace.network.uv(
+            command,
+            "install the wheels of the lock",
+            torch_backend=lock.spec.torch_backend,
+            # TMPDIR: uv leaves a lock file there for each environment that it has seen.
+            env={"TMPDIR": str(staging)},
+            remedy="Check that the package registry answers.",
+        )
+
+    by_hash(workspace, lock, staging / "wheels", install)
 
 
 def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> None:

@@ -99,3 +99,21 @@ def test_files_of_the_current_folder_are_not_imported(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
     assert read_pip_config().index_url == "https://mirror.example/simple"
+
+
+def test_the_sources_are_pips_and_uvs_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uv's variables may have names; without any index there is pip's default one, unless indexes are forbidden."""
+    for name in [n for n in os.environ if n.startswith("UV_")]:
+        monkeypatch.delenv(name)
+    extra = "https://a.test/simple"
+    assert [s.place for s in PipConfig("", (extra, extra), ("/wheels",)).sources()] == ["", extra, "/wheels"]
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://default.test/simple?a=b")
+    monkeypatch.setenv("UV_INDEX", "company=https://u:p=w@company.test/simple https://b.test/simple")
+    monkeypatch.setenv("UV_FIND_LINKS", "/more,/wheels")
+    sources = PipConfig("", (extra,), ("/wheels",)).sources()
+    assert [s.name for s in sources] == [
+        "https://default.test/simple?a=b", extra, "https://****@company.test/simple", "https://b.test/simple", "/wheels", "/more",
+    ]  # fmt: skip
+    assert [s.is_index for s in sources] == [True] * 4 + [False] * 2
+    assert [s.place for s in PipConfig(find_links=("/wheels",), no_index=True).sources()] == ["/wheels", "/more"]
+    assert PipConfig("https://index.test/simple").sources()[0].name == "https://index.test/simple"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from support.small_build import small_lock
-from vllm_env.lock.pylock import Inputs
+from vllm_env.lock.pylock import Inputs, requirements_of
 
 
 def test_the_digest_is_of_what_is_locked_and_not_of_where_it_lies() -> None:
@@ -18,7 +18,7 @@ def test_the_digest_is_of_what_is_locked_and_not_of_where_it_lies() -> None:
 
 def test_requirements_name_each_wheel_with_its_hash() -> None:
     """A version for what an index has, the place of a file that no index has."""
-    lines = small_lock().requirements.splitlines()
+    lines = requirements_of(small_lock().wheels).splitlines()
     assert lines[0] == f"numpy==1.26.4 --hash=sha256:{'1' * 64}"
     assert lines[2] == f"vllm @ file:///cache/wheels/vllm-0.99.0-py3-none-any.whl --hash=sha256:{'4' * 64}"
 

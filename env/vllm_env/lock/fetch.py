@@ -1,0 +1,167 @@
+"""Get the files that a lock names from whichever index has them: the hash decides, not the order.
+
+uv takes a version from the first index that has it, even if the locked file is in another one, and
+then stops at the wrong hash. So whatever uv or pip does not get is asked for by its hash, first
+from all sources at once, then from each one alone.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+from vllm_env.base import report
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.network import RefusedError
+from vllm_env.base.sources import Source, masked, pip_settings
+from vllm_env.base.workspace import Workspace
+
+from .pylock import PYTORCH, Lock, LockedWheel
+
+PIP_RULES = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
+"""pip's options for the wheels of a lock."""
+_REMEDY = (
+    "Check these indexes (pip config list). If none of them should have the file, "
+    "--upgrade resolves again, which may give other versions."
+)
+
+
+def by_hash(
+    workspace: Workspace,
+    lock: Lock,
+    folder: Path,
+    attempt: Callable[[Sequence[LockedWheel]], None],
+) -> None:
+    """Do something with the lock's wheels; fetch those that are not found and do it again.
+
+    Args:
+        workspace: the cache and the network.
+        lock: its wheels.
+        folder: gets the fetched files.
+        attempt: runs uv or pip. It gets the wheels, the fetched ones with their file as ``url``.
+
+    Raises:
+        VllmEnvError: no source has a wheel, or ``attempt`` failed for another reason.
+    """
+    wheels = list(lock.wheels)
+    # Each round fetches at least one wheel, so the loop ends.
+    while True:
+        try:
+            return attempt(wheels)
+        except CommandError as error:
+            missing = _named(error, wheels)
+            if not missing:
+                raise
+            for wheel in missing:
+                if workspace.network.wheelhouse:
+                    raise _not_in(workspace.network.wheelhouse, wheel) from error
+                if workspace.network.offline:
+                    raise
+                report.note(f"{wheel.file}: not found at once; every index is asked for this hash")
+                file = _fetch(workspace, lock, wheel, folder)
+                wheels[wheels.index(wheel)] = replace(wheel, url=file.as_uri())
+
+
+def _named(error: CommandError, wheels: Sequence[LockedWheel]) -> list[LockedWheel]:
+    """Return the wheels of indexes that an error is about."""
+    # The other known causes are of no wheel: no host answers, or the disk is full.
+    if error.cause and not isinstance(error, RefusedError):
+        return []
+    # Only names count, because the programs' sentences change with their versions: a requirement,
+    # a page of an index, a file.
+    return [
+        wheel
+        for wheel in wheels
+        if not wheel.url
+        and re.search(
+            rf"(?<![\w.-]){re.escape(wheel.name)}==|/{re.escape(wheel.name)}/"
+            rf"|{re.escape(wheel.file)}",
+            error.tail,
+        )
+    ]
+
+
+def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -> Path:
+    """Fetch a wheel into a folder.
+
+    Raises:
+        CommandError: no source has it.
+    """
+    is_torch = wheel.index == PYTORCH
+    sources = workspace.network.sources(lock.spec.torch_backend if is_torch else "")
+    answers = []
+    alone = [[source] for source in sources]
+    # Usually one call is enough: among all sources, pip prefers the right hash. It cannot where the
+    # page of an index has no hashes, and a folder never has any.
+    for asked in [sources, *alone] if len(sources) > 1 else alone:
+        with workspace.cache.staging() as staging:
+            answer = _ask(workspace, lock, wheel, asked, staging)
+            file = staging / "wheels" / wheel.file
+            if file.is_file():
+                folder.mkdir(parents=True, exist_ok=True)
+                return file.rename(folder / wheel.file)
+        if asked is not sources:
+            answers.append(f"{asked[0].name} {answer}")
+    raise CommandError(
+        f"No index has the locked file {wheel.file} with sha256 {wheel.sha256}.",
+        cause=f"{'; '.join(answers)}.",
+        remedy=_REMEDY,
+    )
+
+
+def _ask(
+    workspace: Workspace, lock: Lock, wheel: LockedWheel, sources: list[Source], staging: Path
+) -> str:
+    """Have pip download a wheel into ``staging``; return what the sources have if it fails."""
+    empty = staging / "empty"
+    empty.mkdir()
+    requirements = staging / "requirements.txt"
+    requirements.write_text(f"{wheel.requirement}\n", "utf-8")
+    lines: list[str] = []
+    try:
+        workspace.network.pip_command(
+            [
+                # pip's cache could keep a damaged file of an https index.
+                "download", "-vv", "--no-cache-dir", "--retries", "1", *PIP_RULES,
+                "--python-version", lock.spec.python,
+                "--dest", staging / "wheels", "--requirement", requirements,
+            ],
+            f"download {wheel.file}",
+            env={"TMPDIR": str(staging), **pip_settings(sources, empty)},
+            on_line=lines.append,
+        )  # fmt: skip
+    except CommandError:
+        own = [masked(line) for line in lines if str(empty) not in line]
+        return _answer("\n".join(own), wheel)
+    return f"has another file of {wheel.name} {wheel.version}"
+
+
+def _answer(output: str, wheel: LockedWheel) -> str:
+    """Return what pip's output says about a source that does not have a wheel."""
+    got = re.search(r"from \S*?([^/\s]+\.whl)\S*(?: \(.*\))?:\n.*\n\s+Got\s+([0-9a-f]{64})", output)
+    if got:
+        file, sha256 = unquote(got[1]), got[2]
+        if file == wheel.file:
+            return f"has this file damaged or repacked, with sha256 {sha256}"
+        return f"has {file} with sha256 {sha256}"
+    refusal = re.search(r"Could not fetch URL \S+ (.*?)(?: for url:.*)? - skipping", output)
+    if refusal:
+        return f"answers {refusal[1]}"
+    if "No matching distribution" in output:
+        return f"lists no fitting file of {wheel.name} {wheel.version}"
+    errors = re.findall(r"^\s*ERROR: (.*)", output, re.MULTILINE) or output.splitlines()[-1:]
+    return f"fails: {errors[0].rstrip('.')}" if errors else "fails"
+
+
+def _not_in(folder: Path, wheel: LockedWheel) -> VllmEnvError:
+    """Return the error for a wheel that a wheelhouse does not have as it is locked."""
+    stem = "-".join(wheel.file.split("-")[:2])
+    found = [f"{file.name} with sha256 {file_sha256(file)}" for file in folder.glob(f"{stem}-*")]
+    return VllmEnvError(
+        f"The wheelhouse {folder} does not have the locked file {wheel.file} "
+        f"with sha256 {wheel.sha256}.",
+        cause=f"It has {', '.join(sorted(found)) or f'no file of {wheel.name}'}.",
+        remedy="Fill it again with this checkout: ./gen_vllm_env.sh wheelhouse DIR.",
+    )
