@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,7 +49,7 @@ LIMIT = 120.0
 SLOTS = {"max_num_seqs": 2 * STREAMS}
 DEADLOCK = ("StateWriteResponse", "IsCancelled")
 """Functions of the two threads that wait for each other in Triton 24.10."""
-slow = [] if "VLLM_ENV_TEST_TIMES" in os.environ else pytest.mark.slow
+slow: Any = [] if "VLLM_ENV_TEST_TIMES" in os.environ else pytest.mark.slow
 every_moment = pytest.mark.parametrize("moment", [*MOMENTS[:-1], pytest.param(MOMENTS[-1], marks=slow)])
 counts = pytest.mark.parametrize("count", [1, pytest.param(2, marks=slow)])
 times = pytest.mark.parametrize("number", range(TIMES))
