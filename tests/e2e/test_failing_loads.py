@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -103,12 +104,14 @@ def test_a_load_that_fails_tells_why_and_starts_no_process_to_look_at_the_model(
 
 
 def test_a_port_that_cannot_be_had_ends_the_load(idle: TritonServer) -> None:
-    """Before vLLM is imported: one that is taken, and one that other machines could reach without a key."""
+    """Before vLLM is imported: one that is taken, one that other machines could reach without a key, and Triton's own."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         start = len(said(idle))
         assert f"OPENAI_PORT: port {port} of 127.0.0.1 is taken" in refused(idle, "taken_port", with_openai(port))
         assert "VLLM_API_KEY" in refused(idle, "open_port", with_openai(port, OPENAI_HOST="0.0.0.0"))
+    tritons = urlsplit(idle.http_url).port or 0
+    assert f"OPENAI_PORT: {tritons} is the port of Triton's http endpoint" in refused(idle, "its_port", with_openai(tritons))
     assert "importing vLLM" not in said(idle)[start:]
 
 

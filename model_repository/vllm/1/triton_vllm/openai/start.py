@@ -14,6 +14,7 @@ from triton_vllm.openai import arguments
 from triton_vllm.openai.checked_engine import Rules
 from triton_vllm.openai.port import Port, claim, is_loopback
 from triton_vllm.openai.server import Plan, Server
+from triton_vllm.openai.tritons_ports import parents_arguments, refuse_tritons
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,8 +66,10 @@ def reserve(host: str, port: int, *, without_key: bool, first: bool | None) -> P
         first: whether this is the first of several instances. None if it is the only one.
 
     Raises:
-        ConfigError: the port is taken, or open to other machines without a key.
+        ConfigError: the port is taken, is one of Triton's, or is open to other machines without a
+            key.
     """
+    refuse_tritons(port, parents_arguments())
     if not (os.environ.get(KEY) or without_key or is_loopback(host)):
         raise ConfigError(
             f"config.pbtxt: OPENAI_HOST: with {host}, other machines reach the model without a "
