@@ -1,4 +1,4 @@
-"""Each field of vLLM's requests has been read by somebody: it is taken, or refused with a reason."""
+"""Each field of the pinned vLLM's requests has been read by somebody: it is harmless or bounded, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 
 import vllm_contract
 from api_contract.bodies import BODIES
-from triton_vllm.openai.fields import REFUSED, ROUTES, WITHOUT_EFFECT
+from support.openai_judged import BOUNDED, CLASSES, HARMLESS, JUDGED, LABELS
+from triton_vllm.openai.fields import REFUSED, ROUTES
 
 
 def recorded(name: str) -> set[str]:
@@ -18,30 +19,33 @@ def recorded(name: str) -> set[str]:
     return {field for field, text in fields.items() if field[0] != "_" and not any(other in text for other in others)}
 
 
-def test_each_field_of_the_pinned_vllm_is_taken_or_refused():
-    """What a new vLLM adds is refused as unknown, until it is in one of the two lists."""
-    unknown = {
-        f"{path}: {field}"
-        for path, route in ROUTES.items()
-        for name in route.classes
-        for field in recorded(name) - route.fields - REFUSED.keys()
+def fields(path: str) -> set[str]:
+    """Return the fields that a body of this path may have."""
+    return set().union(*map(recorded, CLASSES[path]))
+
+
+def test_each_field_of_the_pinned_vllm_has_been_read():
+    """At run time it is taken anyway. Read what vLLM does with it, then add it to openai_judged.py or refuse it."""
+    unread = {path: fields(path) - JUDGED - REFUSED.keys() - ROUTES[path].refused.keys() for path in CLASSES}
+    assert {path: names for path, names in unread.items() if names} == {}
+
+
+def test_each_path_with_a_body_has_been_read():
+    """Its classes are in the record."""
+    assert {path for path, route in ROUTES.items() if route.method == "POST"} == CLASSES.keys()
+
+
+def test_no_field_is_judged_twice():
+    """A field is refused or taken. Only the template of a response, `prompt`, has the name of something else."""
+    assert JUDGED & REFUSED.keys() == set()
+    assert {name for route in ROUTES.values() for name in route.refused} & JUDGED == {"prompt"}
+    assert len(JUDGED) == len(LABELS) + len(BOUNDED) + len(HARMLESS)
+
+
+def test_nothing_is_judged_or_refused_that_vllm_does_not_have():
+    """Such a name would be left over from an older vLLM."""
+    known = {path: fields(path) for path in CLASSES}
+    assert (JUDGED | REFUSED.keys()) - set().union(*known.values()) == set()
+    assert {path: route.refused.keys() - known[path] for path, route in ROUTES.items() if route.refused} == {
+        "/v1/responses": set()
     }
-    # A template that the server would keep, which is not vLLM's `prompt`.
-    assert unknown == {"/v1/responses: prompt"}
-
-
-def test_no_field_is_taken_and_refused():
-    """A field has one meaning."""
-    assert {path: route.fields & REFUSED.keys() for path, route in ROUTES.items() if route.fields & REFUSED.keys()} == {}
-
-
-def test_the_lists_have_no_field_that_vllm_does_not_have():
-    """Except the labels, which vLLM ignores."""
-    labels = {"metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"}
-    labels |= {"service_tier", "store", "user", "verbosity", "model"}
-    for path, route in ROUTES.items():
-        known = set().union(*(recorded(name) for name in route.classes)) if route.classes else set()
-        # Of responses, vLLM ignores this one, too. It says how a stream is padded.
-        ignored = labels | {"stream_options"} if path == "/v1/responses" else labels
-        assert route.fields - known - ignored == set(), path
-        assert not known & WITHOUT_EFFECT.keys(), path

@@ -36,6 +36,15 @@ OTHERS = frozenset(
         "baseFilename",
         "stream",
         "__version__",
+        # FastAPI's and pydantic's
+        "annotation",
+        "body_field",
+        "choices",
+        "error_count",
+        "field_info",
+        "model_fields",
+        "path",
+        "routes",
     }
 )
 

@@ -12,12 +12,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from support import openai_routes
 from support.event_stream import EventStream
+from support.openai_judged import CLASSES, JUDGED
 from support.openai_server import kept_server
 from support.patience import wait_for
 from support.settings import openai_url
 from support.triton_client import generate, get, post
-from triton_vllm.openai.fields import ROUTES
+from triton_vllm.openai.fields import REFUSED, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,6 +241,22 @@ def test_no_other_path_of_vllm_answers(url: str, parts: Parts) -> None:
     others = sorted(found - ROUTES.keys())
     answers = {path: {get(url, path)[0], post(url, path, {}, timeout=60)[0]} for path in others}
     assert {path: statuses for path, statuses in answers.items() if statuses != {404}} == {}
+
+
+CONVERSATIONS = {"EmbeddingBatchChatRequest", "EmbeddingChatInputRequest", "EmbeddingBatchChatInputRequest"}
+"""Many conversations, or one as `input`: the port takes texts and tokens there, and one conversation in `messages`."""
+
+
+def test_the_bodies_are_those_that_somebody_has_read(parts: Parts) -> None:
+    """vLLM's application has the classes and fields of openai_judged.py. test_openai_fields.py compares the recorded ones."""
+    argv = [str(parts.environment / "bin" / "python"), openai_routes.__file__, str(parts.model / "1")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    bodies = json.loads(done.stdout.splitlines()[-1])["bodies"]
+    more = {path: {*bodies[path]["classes"]} ^ {*CLASSES[path]} for path in CLASSES}
+    assert {path: names for path, names in more.items() if names} == {"/v1/embeddings": CONVERSATIONS}
+    unread = {path: {*bodies[path]["fields"]} - JUDGED - REFUSED.keys() - ROUTES[path].refused.keys() for path in CLASSES}
+    assert {path: names for path, names in unread.items() if names} == {}
 
 
 PICTURE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}

@@ -21,6 +21,7 @@ import pytest
 
 from hostile.openai_corpus import ANSWERED, BYTES, CHAT, JSON_TYPE, RESPONSES, SHOTS, TEXT, Bytes, Shot, head
 from hostile.openai_items import INCOMPLETE, TAKEN
+from hostile.openai_taken import TAKEN_NOW, naming
 from support import models, openai_routes
 from support.clock import now
 from support.leftovers import name_of
@@ -192,7 +193,8 @@ def test_the_corpus_harms_nobody(capped: TritonServer) -> None:
     for one in field.neighbours:
         one.start()
     slow: list[str] = []
-    groups = [SHOTS[start : start + GROUP] for start in range(0, len(SHOTS), GROUP)]
+    shots = [*TAKEN_NOW, *SHOTS]
+    groups = [shots[start : start + GROUP] for start in range(0, len(shots), GROUP)]
     for group in groups:
         # The machine may be busy for a moment. A request that stops the loop does it each time.
         found = [field.excess(group)]
@@ -203,7 +205,7 @@ def test_the_corpus_harms_nobody(capped: TritonServer) -> None:
     for one in field.neighbours:
         one.stop()
     usual, hostile = zip(*field.waits, strict=True)
-    print(f"{len(SHOTS)} requests; the longest waits of a neighbour in {len(field.waits)} rounds, s:")
+    print(f"{len(shots)} requests; the longest waits of a neighbour in {len(field.waits)} rounds, s:")
     for name, waits in (("ordinary", usual), ("hostile", hostile)):
         print(f"  {name}: median {median(waits):.2f}, from {min(waits):.2f} to {max(waits):.2f}")
     print(*(f"  {wait:.2f} s: {field.names[wait]}" for wait in sorted(field.names)[-3:]), sep="\n")
@@ -215,6 +217,20 @@ def test_the_corpus_harms_nobody(capped: TritonServer) -> None:
     assert slow == []
     assert get(field.url, "/health")[0] == ANSWERED
     assert "starting it again" not in capped.log.read_text(errors="replace")
+
+
+def test_no_request_reaches_a_network(capped: TritonServer) -> None:
+    """Whatever names the address of a server: nobody connects to it."""
+    url = openai_url(capped)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.5)
+        place = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        sent = [*naming(place)]
+        statuses = [post(url, path, {"model": "vllm", **body}, timeout=REPLY_SECONDS)[0] for path, body in sent]
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert len(sent) > 50
+    assert {*statuses} == {ANSWERED, 400}
 
 
 def answers(url: str, sent: Bytes) -> tuple[set[int], bool]:
@@ -291,7 +307,7 @@ def test_only_the_listed_paths_answer(capped: TritonServer, parts: Parts) -> Non
     argv = [str(parts.environment / "bin" / "python"), str(program), str(capped.repository / "vllm" / "1")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {re.sub(r"{\w+}", "x", path) for path in json.loads(done.stdout.splitlines()[-1])}
+    found = {re.sub(r"{\w+}", "x", path) for path in json.loads(done.stdout.splitlines()[-1])["paths"]}
     assert len(found) > 50
     assert found >= {"/v1/chat/completions", "/metrics", "/collective_rpc", "/v1/realtime", "/openapi.json"}
     statuses = {(path, method): _status(url, method, path) for path in found | ROUTES.keys() for method in METHODS}

@@ -1,6 +1,6 @@
 """The classes of requests to vLLM's own server.
 
-A field that ``triton_vllm.openai.fields`` does not name is refused.
+A field is taken unless ``triton_vllm.openai.fields`` refuses it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ SINCE: Mapping[str, str] = {
     "create_sample_logprobs": "0.12",
     "InputStreamError": "0.15",  # used where GracefulHTTPError is missing
     # The other names of vLLM's own server, `vllm_api.openai`.
-    **dict.fromkeys(("build_app", "init_app_state", "make_arg_parser", "ResponsesRequest"), OLDEST),
+    **dict.fromkeys(("build_app", "init_app_state", "make_arg_parser"), OLDEST),
     **dict.fromkeys(
         ("validate_parsed_serve_args", "FlexibleArgumentParser", "FrontendArgs"), OLDEST
     ),
@@ -146,9 +146,6 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     },
     "vllm.sampling_params.RepetitionDetectionParams": _fields(
         "max_pattern_size", "min_count", since="0.32"
-    ),
-    "vllm.entrypoints.openai.responses.protocol.ResponsesRequest": _fields(
-        "input_item_parsing", since="0.32"
     ),
     "vllm.sampling_params.StructuredOutputsParams": _fields(
         "json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern"

@@ -1,72 +1,100 @@
-"""Which items of a response's input may come in any number. tests/hostile/test_openai_port.py has vLLM's own judgement."""
+"""How the errors of lists are bounded; tests/hostile/test_openai_port.py has vLLM's own judgement of the items."""
 
 from __future__ import annotations
 
-import copy
+from typing import Any
 
 import pytest
 
-from hostile.openai_items import INCOMPLETE, TAKEN
-from triton_vllm import vllm_api
 from triton_vllm.base.errors import AdapterError
-from triton_vllm.openai.items import MOST_OTHERS, MOST_VALUES, check_forms, count_values
+from triton_vllm.openai.items import MOST_ERRORS, Listed, count_values
+from triton_vllm.vllm_api import BodyType
 
-MANY = MOST_OTHERS + 1
-
-
-@pytest.fixture(autouse=True)
-def _completing(monkeypatch):
-    monkeypatch.setattr(vllm_api, "completes_items", lambda: True)
+MOST_VALUES = 256
 
 
-@pytest.mark.parametrize("item", [*TAKEN, *INCOMPLETE], ids=str)
-def test_usual_items_may_be_many(item):
-    """Those of clients that send a conversation back as they got it."""
-    check_forms([item] * 4096)
+class Strict:
+    """A class with 233 errors for each item without a role, as vLLM's has for an item that it does not know."""
+
+    asked: list[list[Any]]
+
+    @classmethod
+    def model_validate(cls, body: dict[str, Any]) -> None:
+        """Raise what pydantic raises."""
+        cls.asked.append(body["input"])
+        count = 233 * sum("role" not in item for item in body["input"])
+        if count:
+            error = ValueError("wrong")
+            error.error_count = lambda: count  # type: ignore[attr-defined]
+            raise error
 
 
-@pytest.mark.parametrize("item", INCOMPLETE, ids=str)
-def test_an_older_vllm_completes_nothing(item, monkeypatch):
-    """So it would refuse each of them at length."""
-    monkeypatch.setattr(vllm_api, "completes_items", lambda: False)
-    check_forms([item] * MOST_OTHERS)
-    with pytest.raises(AdapterError, match="unusual fields"):
-        check_forms([item] * MANY)
+async def check(items: list[Any]) -> int:
+    """Check the input of a response; return how often others had their turn."""
+    turns: list[None] = []
+
+    async def take_turn() -> None:
+        turns.append(None)
+
+    Strict.asked = []
+    await Listed(BodyType((Strict,), frozenset({"input"})), "input", items, MOST_VALUES).check(take_turn)
+    return len(turns)
 
 
-def changes():
-    """Yield each item with one value that is another, or with one value more."""
-    for item in TAKEN:
-        for name in item:
-            yield {**item, name: 5}
-        for name in ("content", "summary"):
-            parts = item.get(name)
-            if isinstance(parts, list) and parts:
-                for key in parts[0]:
-                    changed = copy.deepcopy(item)
-                    changed[name][0][key] = [5]
-                    yield changed
-                yield {**item, name: [*parts, {}]}
-                yield {**item, name: [5]}
-        yield {**item, "x": {"y": 1}}
+def message(*parts: Any) -> dict[str, Any]:
+    """Return a message with these parts."""
+    return {"role": "user", "content": [*parts]}
 
 
-@pytest.mark.parametrize("item", [{"role": 5}, {}, {"type": None, "role": "user", "content": "a"}, *changes()], ids=str)
-def test_others_may_be_few(item):
-    """vLLM says what is wrong with a few."""
-    check_forms([*TAKEN, *[item] * MOST_OTHERS])
-    with pytest.raises(AdapterError, match=rf"input\[{len(TAKEN) + MOST_OTHERS}\] has missing, wrong or unusual fields"):
-        check_forms([*TAKEN, *[item] * MANY])
+TEXT = {"type": "input_text", "text": "x"}
 
 
-def test_the_values_of_others_are_bounded():
-    """One with a long list costs as much as many."""
-    check_forms([{"role": 5, "content": [5] * (MOST_VALUES - 3)}])
-    with pytest.raises(AdapterError, match="values"):
-        check_forms([{"role": 5, "content": [5] * MOST_VALUES}])
+async def test_items_without_errors_may_be_many():
+    """Whatever their form is; others have a turn after each few."""
+    assert await check([{"role": "user", "of a newer vLLM": {"a": 1}}] * 4096) == 4096 / 16
+
+
+async def test_a_few_errors_are_left_to_vllm():
+    """It says what is wrong."""
+    few = MOST_ERRORS // 233
+    await check([*[message()] * 1000, *[{}] * few, *[message()] * 1000])
+
+
+async def test_nobody_counts_the_errors_to_the_end():
+    """The answer names the items that were looked at last."""
+    with pytest.raises(AdapterError, match=r"^input\[16\] to input\[31\] have missing, wrong or unknown fields"):
+        await check([{}] * 4096)
+    assert sum(map(len, Strict.asked)) == 32
+
+
+async def test_the_values_of_an_item_are_bounded():
+    """An item with a list costs as much as many; large ones are looked at alone."""
+    await check([message(*[5] * (MOST_VALUES - 3))] * 3)
+    assert [len(some) for some in Strict.asked] == [1, 1, 1]
+    with pytest.raises(AdapterError, match=r"^input\[1\] has 257 values or more"):
+        await check([{"role": "user"}, message(*[5] * MOST_VALUES)])
+
+
+async def test_texts_that_are_alike_count_as_one():
+    """vLLM takes all of them or none."""
+    await check([message(), message(*[TEXT] * 4000), {"type": "x", "role": "tool", "output": [TEXT] * 4000}])
+    assert [some[0].get("content", some[0].get("output")) for some in Strict.asked] == [[], [TEXT], [TEXT]]
+    with pytest.raises(AdapterError, match=r"^input\[0\] to input\[0\] have missing"):
+        await check([{"content": [TEXT] * 4000}])
+
+
+@pytest.mark.parametrize(
+    "other", [{**TEXT, "text": 5}, {**TEXT, "type": "x"}, {**TEXT, "a": 1}, {"type": "input_text"}, 5, []], ids=str
+)
+async def test_one_that_differs_makes_all_of_them_count(other):
+    """It may be the one that vLLM refuses."""
+    for parts in ([*[TEXT] * 200, other], [other, *[TEXT] * 200]):
+        with pytest.raises(AdapterError, match=r"^input\[0\] has 257 values or more"):
+            await check([message(*parts)])
 
 
 def test_values_are_counted_as_far_as_needed():
-    """A list of a million is not read to its end."""
+    """A list of a million is not read to its end, and the schema of a tool's parameters counts as one value."""
     assert count_values({"a": [1, {"b": None}], "c": "text"}, 100) == 6
     assert 3 < count_values([1, 2, 3, 4, 5], 3) <= 6
+    assert count_values({"name": "f", "parameters": {"a": [1] * 100}}, 100) == 3

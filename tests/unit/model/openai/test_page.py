@@ -15,5 +15,8 @@ def test_the_page_has_the_paths_and_the_refused_fields() -> None:
     text = PAGE.read_text("utf-8")
     table = text.split("\n## Paths\n")[1].split("\n\nAll other")[0]
     assert set(re.findall(r"`(/[\w/]*)`", table)) == ROUTES.keys()
-    refused = text.split("So are these:")[1].split(". A value")[0]
-    assert set(re.findall(r"`(\w+)`", refused)) == REFUSED.keys()
+    everywhere, responses = (
+        text.split("unless their value is")[1].split("The answer has the reason")[0].split("In `/v1/responses`")
+    )
+    names = [set(re.findall(r"`(\w+)`", part)) for part in (everywhere.partition(":")[2], responses)]
+    assert names == [REFUSED.keys(), ROUTES["/v1/responses"].refused.keys()]

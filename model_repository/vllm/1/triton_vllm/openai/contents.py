@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.base.coerce import closest, shown
+from triton_vllm.base.coerce import shown
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
 from triton_vllm.base.limits import TOKEN_IDS, context_length, refuse_above
 from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
-from triton_vllm.media.checks import KINDS, check_parts
-from triton_vllm.media.checks import REFUSED as REFUSED_PARTS
-from triton_vllm.openai.fields import REFUSED, WITHOUT_EFFECT
-from triton_vllm.openai.items import check_forms, count_values
+from triton_vllm.media.checks import check_parts
+from triton_vllm.openai.fields import REFUSED
+from triton_vllm.openai.items import Listed, count_values
 from triton_vllm.openai.refusal import FieldError
 from triton_vllm.request.fit import check_ids, check_prompt_ids
 from triton_vllm.request.sampling import response_format
@@ -27,13 +26,14 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
     from triton_vllm.constraints.checks import Constraint
     from triton_vllm.openai.fields import Route
-    from triton_vllm.vllm_api import Facts
+    from triton_vllm.vllm_api import BodyType, Facts
 
-# Parts of other types may hold pictures, files, or the id of something that another server keeps.
-_TEXT_PARTS = frozenset({
-    "input_text", "output_text", "reasoning_text", "redacted_thinking", "refusal", "summary_text",
-    "text", "thinking", "tool_reference", "tool_result", "tool_use",
-})  # fmt: skip
+# Such a field or type holds a picture, a file, or the id of something that a server keeps. These
+# are the words of all protocols, so what a newer vLLM adds is likely to have one of them.
+_MEDIA = re.compile(
+    r"(?:.*_)?(?:audio|document|embeds|file|image|pil|screenshot|source|url|uuid|video)s?(?:_.*)?",
+    re.DOTALL,
+)
 _TAKEN = (
     "only texts, tool calls and their results are. "
     "Messages of chat completions may have pictures, audio and video"
@@ -49,7 +49,6 @@ _LARGE = frozenset({
 })  # fmt: skip
 # As vLLM reads them. Python's int() refuses very long ones.
 _ID = re.compile(r"\s*[+-]?\d{1,20}\s*")
-_ITEMS = frozenset({"function_call", "function_call_output", "message", "reasoning"})
 _CONSTRAINT = frozenset({
     "choice", "disable_additional_properties", "disable_any_whitespace", "disable_fallback",
     "grammar", "json", "json_object", "regex", "structural_tag", "whitespace_pattern",
@@ -70,20 +69,25 @@ class Content:
         constraint: the constraint to try, or None.
         texts: the texts whose tokens must be counted.
         messages: the messages that have media.
+        lists: the lists whose items must be compared with many kinds.
     """
 
     model: Any = None
     constraint: Constraint | None = None
     texts: tuple[str, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
+    lists: tuple[Listed, ...] = ()
 
 
-def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> Content:
+def check(
+    route: Route, kind: BodyType, body: Mapping[str, Any], limits: Limits, facts: Facts
+) -> Content:
     """Check a body; return the parts that other rooms check.
 
     Args:
         route: the path's rules.
-        body: the parsed body.
+        kind: what vLLM takes on the path.
+        body: the parsed body, with no fields but those that vLLM has.
         limits: the model's limits.
         facts: what the model can do and take.
 
@@ -105,26 +109,25 @@ def check(route: Route, body: dict[str, Any], limits: Limits, facts: Facts) -> C
     media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
         media = _conversation(route, body, limits, facts)
-    if "instruction" in route.fields:
+    lists = tuple(
+        Listed(kind, name, body[name], most)
+        for name, most in route.unions.items()
+        if isinstance(body.get(name), list)
+    )
+    if body.get("instruction") is not None:
         _instruction(body, limits, facts)
     if "chat_template_kwargs" in body:
         _template_kwargs(limits, body["chat_template_kwargs"])
-    return Content(body.get("model"), _constraint(limits, body), tuple(texts), media)
+    constraint = _constraint(limits, body)
+    return Content(body.get("model"), constraint, tuple(texts), media, lists)
 
 
 def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
     for name, value in body.items():
-        if name in route.fields:
-            continue
+        reason = route.refused.get(name) or REFUSED.get(name)
         # Clients write defaults, too: `"use_beam_search": false`.
-        if value is None or value is False or value == WITHOUT_EFFECT.get(name, ...):
-            continue
-        reason = REFUSED.get(name)
-        if reason:
+        if reason and value is not None and value is not False:
             raise FieldError(name, f"'{name}' is not taken from a request: {reason}")
-        raise FieldError(
-            name, f"unknown field '{shown(name)}'{closest(name, sorted(route.fields))}"
-        )
 
 
 def _check_amounts(route: Route, body: Mapping[str, Any], limits: Limits, facts: Facts) -> None:
@@ -238,8 +241,9 @@ def _conversation(
         refuse_above(limits.max_messages, len(body["input"]), "input has", "entries")
         texts = _Texts(limits)
         for number, item in enumerate(body["input"]):
-            _item(item, f"input[{number}]", texts)
-        check_forms(body["input"])
+            # vLLM refuses the others.
+            for key in ("content", "output", "summary") if isinstance(item, dict) else ():
+                texts.check(item.get(key), f"input[{number}].{key}")
     # 3) The rest
     _check_tools(limits, body.get("tools") or [])
     # The arguments of a template may be texts, too.
@@ -250,23 +254,21 @@ def _conversation(
 
 
 def _check_tools(limits: Limits, tools: Any) -> None:
-    if not isinstance(tools, list) or not all(map(_is_function, tools)):
-        raise FieldError("tools", "tools must be a list of functions")
-    refuse_above(limits.max_tools, len(tools), "tools has", "entries")
+    """Check the size of tools. vLLM runs none of them, so their kinds do not matter.
+
+    Only its argument ``tool_server`` would make it run some. ``arguments.OURS`` refuses it.
+    """
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise FieldError("tools", "tools must be a list of objects")
+    # A namespace has tools of its own.
+    inner = [tool["tools"] for tool in tools if isinstance(tool.get("tools"), list)]
+    count = len(tools) + sum(map(len, inner))
+    refuse_above(limits.max_tools, count, "tools has", "entries")
     refuse_above(limits.max_parameter_bytes, len(json.dumps(tools)), "tools has", "characters")
 
 
 def _is_message(item: Any) -> bool:
     return isinstance(item, dict) and "role" in item
-
-
-def _is_function(tool: Any) -> bool:
-    # The other kinds would be run by a server: a search, a browser, a program.
-    if not isinstance(tool, dict):
-        return False
-    kind = tool.get("type", "function")
-    # Anthropic's protocol calls them so.
-    return kind == "function" or (kind == "custom" and "input_schema" in tool)
 
 
 class _Texts:
@@ -285,34 +287,27 @@ class _Texts:
         if content is None or isinstance(content, str):
             return
         if not isinstance(content, list):
-            raise InvalidRequestError(f"{name} must be a text or a list of parts")
+            content = [content]
         self._count += len(content)
         refuse_above(
             self._limits.max_parts, self._count, f"the contents up to {name} have", "parts"
         )
         for number, part in enumerate(content):
-            self._part(part, f"{name}[{number}]")
+            # vLLM refuses the others, or takes them for texts.
+            if isinstance(part, dict):
+                self._part(part, f"{name}[{number}]")
 
-    def _part(self, part: Any, name: str) -> None:
-        kind = part.get("type") if isinstance(part, dict) else part
-        if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
+    def _part(self, part: Mapping[str, Any], name: str) -> None:
+        kind = part.get("type")
+        if isinstance(kind, str) and _MEDIA.fullmatch(kind):
             raise InvalidRequestError(
-                f"{name}: parts of type '{shown(str(kind))}' are not taken here; {_TAKEN}"
+                f"{name}: parts of type '{shown(kind)}' are not taken here; {_TAKEN}"
             )
-        for key in (*KINDS, *REFUSED_PARTS, "source", "file_id", "file_url", "file_data"):
+        for key, value in part.items():
             # Clients write defaults, too: `"file_id": null`.
-            if part.get(key) is not None:
-                raise InvalidRequestError(f"{name}: '{key}' is not taken here; {_TAKEN}")
+            if value is not None and _MEDIA.fullmatch(key):
+                raise InvalidRequestError(f"{name}: '{shown(key)}' is not taken here; {_TAKEN}")
         self.check(part.get("content"), f"{name}.content")
-
-
-def _item(item: Any, name: str, texts: _Texts) -> None:
-    """Check an item of a response's input."""
-    kind = item.get("type") or "message" if isinstance(item, dict) else None
-    if not isinstance(kind, str) or kind not in _ITEMS:
-        raise InvalidRequestError(f"{name}: items of type '{shown(str(kind))}' are not taken")
-    for key in ("content", "output", "summary"):
-        texts.check(item.get(key), f"{name}.{key}")
 
 
 def _characters(value: Any) -> int:

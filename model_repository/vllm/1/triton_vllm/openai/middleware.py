@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from triton_vllm.base.errors import (
 from triton_vllm.openai.body import SHORT, Bodies, parse
 from triton_vllm.openai.checked_engine import REQUEST
 from triton_vllm.openai.contents import check
-from triton_vllm.openai.fields import ROUTES
+from triton_vllm.openai.fields import PROBES, ROUTES
 from triton_vllm.openai.interrupt import Gone, Interrupt, ended_with_client
 from triton_vllm.openai.refusal import HttpRefusalError, body_of, event_of, status_of
 
@@ -108,7 +109,7 @@ class Middleware:
         route = self._route(scope)
         method = scope["method"]
         path = scope["path"]
-        if path == "/health" and method == "GET":
+        if path in PROBES and method == "GET":
             is_up = self._rules.runner.is_up() and not self.closed
             await _send(send, HTTPStatus.OK if is_up else HTTPStatus.SERVICE_UNAVAILABLE, b"")
             return
@@ -129,7 +130,7 @@ class Middleware:
         # Before anything is read
         self._require_admission()
         with ExitStack() as until_answered:
-            request, unread = await self._take(route, headers, receive, until_answered)
+            request, unread = await self._take(path, headers, receive, until_answered)
             if request.ended is not None:
                 raise request.ended
             # The application's tasks inherit the request.
@@ -138,7 +139,7 @@ class Middleware:
 
     async def _take(
         self,
-        route: Route,
+        path: str,
         headers: Mapping[bytes, bytes],
         receive: Receive,
         until_answered: ExitStack,
@@ -160,7 +161,7 @@ class Middleware:
             until_answered.callback(requests.finish, request)
             # 3) Check the body.
             with Interrupt(self._checking) as interrupt:
-                content = self._content(route, body)
+                body, content = self._content(path, body)
                 if len(body) > SHORT or content.constraint is not None:
                     async with ended_with_client(receive, interrupt):
                         await self._check(content, request)
@@ -175,10 +176,21 @@ class Middleware:
         self._rules.gate.require_awake()
         self._rules.gate.require_room()
 
-    def _content(self, route: Route, read: bytes) -> Content:
+    def _content(self, path: str, read: bytes) -> tuple[bytes, Content]:
+        """Return the body as vLLM may read it, and what is left to check."""
         rules = self._rules
+        if self.application is None:
+            raise UnavailableError(DEAD)
         body = parse(rules.limits, read, rules.facts)
-        return check(route, body, rules.limits, rules.facts)
+        kind = self.application.bodies.get(path)
+        if kind is None:
+            raise HttpRefusalError(HTTPStatus.NOT_FOUND, "this model has no such path")
+        # vLLM would keep these fields next to its own, and ignores them.
+        known = {name: value for name, value in body.items() if name in kind.fields}
+        if len(known) < len(body):
+            # A body without such fields is passed on as it is: writing costs as much as parsing.
+            read = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
+        return read, check(ROUTES[path], kind, known, rules.limits, rules.facts)
 
     async def _check(self, content: Content, request: OpenAiRequest) -> None:
         rules = self._rules
@@ -186,6 +198,8 @@ class Middleware:
         application = self.application
         if llm is None or application is None:
             raise UnavailableError(DEAD)
+        for listed in content.lists:
+            await listed.check(rules.prompter.take_turn)
         for text in content.texts:
             await rules.prompter.check_text(llm, text, rules.facts.max_tokens)
         if content.messages:

@@ -8,6 +8,7 @@ does.
 from __future__ import annotations
 
 from triton_vllm.vllm_api.aligning import Fragment
+from triton_vllm.vllm_api.bodies import BodyType
 from triton_vllm.vllm_api.engine import (
     ChatDefaults,
     Facts,
@@ -36,7 +37,6 @@ from triton_vllm.vllm_api.openai import (
     OpenAiError,
     as_vllms,
     build_application,
-    completes_items,
     ends_generate,
     server_arg_types,
     server_args,

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError, UnsupportedError
+from triton_vllm.vllm_api.bodies import body_types
 from triton_vllm.vllm_api.fields import dataclass_types, engine_arg_types
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.errors import AdapterError
     from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.vllm_api.bodies import BodyType
     from triton_vllm.vllm_api.parsers import ParserNames
     from triton_vllm.vllm_api.parts import Vllm
 
@@ -44,10 +46,6 @@ SERVER_PLACES: Mapping[str, tuple[str, ...]] = {
     ),
     "FlexibleArgumentParser": ("vllm.utils.argparse_utils", "vllm.utils"),
     "InputStreamError": ("vllm.v1.engine.async_llm",),
-    "ResponsesRequest": (
-        "vllm.entrypoints.openai.responses.protocol",
-        "vllm.entrypoints.openai.protocol",
-    ),
 }
 """Names of vLLM's server, and the modules that may contain them."""
 
@@ -64,11 +62,13 @@ class Application:
         vllm: the loaded vLLM.
         app: the ASGI application.
         args: the arguments of vLLM's server, with the engine's.
+        bodies: what the body of each path may have.
     """
 
     vllm: Vllm
     app: Any
     args: Any
+    bodies: Mapping[str, BodyType]
 
     async def use(self, llm: EngineClient, tasks: Sequence[str]) -> None:
         """Answer with this engine from now on.
@@ -164,7 +164,7 @@ def build_application(
         app = build(**_taken(build, given))
     finally:
         logging.root.setLevel(level)
-    return Application(vllm, app, args)
+    return Application(vllm, app, args, body_types(app))
 
 
 def as_vllms(vllm: Vllm, error: AdapterError) -> Exception:
@@ -192,14 +192,6 @@ def ends_generate(vllm: Vllm, error: AdapterError) -> Exception:
     except OpenAiError:
         return raised
     return wrapped
-
-
-def completes_items() -> bool:
-    """Return whether vLLM adds the ids and states that items of a response's input lack."""
-    try:
-        return hasattr(_find("ResponsesRequest"), "input_item_parsing")
-    except OpenAiError:
-        return False
 
 
 def status_of(error: AdapterError) -> HTTPStatus:
