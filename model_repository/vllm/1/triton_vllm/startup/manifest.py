@@ -1,4 +1,4 @@
-"""Check at load that the environment and the stub next to config.pbtxt were built together."""
+"""Check at load that the environment, the stub and the server belong together."""
 
 from __future__ import annotations
 
@@ -10,20 +10,37 @@ from triton_vllm.base.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from triton_vllm.base.protocols import Log
+
 FILE_NAME = "vllm_env.json"
 REMEDY = "build it again with ./gen_vllm_env.sh, or copy the model's directory again as a whole"
+FITTING: dict[tuple[str, str], str] = {}
+"""Pairs of a stub's release and another release of the server, and the test that has served both.
+
+There is none yet. A stub of 24.10 on 26.07 ends the server at the first request (signal 11): the
+layout of their shared memory changes between releases.
+"""
+OWN_STUB_SINCE = "24.11"
+"""The first release whose own stub is for Python 3.12, so that ``--triton-release`` can build."""
 
 
-def check(model_dir: Path) -> str:
-    """Compare the manifest with the files, and return a line for the log.
+def check(model_dir: Path, server: str, log: Log) -> None:
+    """Compare the manifest with the model's files and with the server.
+
+    Args:
+        model_dir: the model's folder.
+        server: the server's release. An empty string if it is not known.
+        log: reports what the model was built for, and what cannot be compared.
 
     Raises:
-        ConfigError: the manifest cannot be read, or a file's size differs from the manifest.
+        ConfigError: the manifest cannot be read, a file's size differs from the manifest, or the
+            model was built for another release of Triton.
     """
     path = model_dir / FILE_NAME
     # A model that was made by hand has no manifest.
     if not path.is_file():
-        return f"no {FILE_NAME}, so nothing to check the environment against"
+        log.info(f"no {FILE_NAME}, so nothing to check the environment against")
+        return
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -32,9 +49,10 @@ def check(model_dir: Path) -> str:
         raise ConfigError(f"{path} holds no JSON object; {REMEDY}")
     for part in ("archive", "stub"):
         _compare(model_dir, manifest.get(part) or {})
+    _compare_releases(manifest, server, log)
     vllm = manifest.get("vllm") or {}
     commit = f" (commit {vllm['commit']})" if vllm.get("commit") else ""
-    return (
+    log.info(
         f"built for vLLM {vllm.get('version', '?')}{commit}, Python {manifest.get('python', '?')}, "
         f"Triton {manifest.get('triton_release', '?')} on {manifest.get('built_at', '?')}"
     )
@@ -53,3 +71,49 @@ def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
             f"{file} has {size} bytes, but {FILE_NAME} says {expected}: "
             f"it belongs to another build; {REMEDY}"
         )
+
+
+def _compare_releases(manifest: dict[str, Any], server: str, log: Log) -> None:
+    built_for = str(manifest.get("triton_release") or "")
+    if not built_for:
+        log.warning(
+            f"{FILE_NAME} names no release of Triton, so it is not compared with the server's; "
+            "if the first request ends the server, build the model again"
+        )
+        return
+    if not server:
+        log.warning(
+            f"the release of this server is not known; the model was built for Triton {built_for}, "
+            "and with another release the first request may end the server"
+        )
+        return
+    # The releases that were named when the model was built, if it uses the server's own stub. All
+    # are written YY.MM, so they compare as strings.
+    servers = manifest.get("servers")
+    if not servers:
+        if server != built_for and (built_for, server) not in FITTING:
+            raise ConfigError(_refusal(manifest, server, "its stub cannot talk to"))
+        return
+    if server > servers["known"]:
+        log.warning(
+            f"Triton {server} is newer than {servers['known']}, the newest release that was known "
+            f"when this model was built for {built_for}"
+        )
+    elif server < servers["since"] or (servers["before"] and server >= servers["before"]):
+        raise ConfigError(_refusal(manifest, server, "other rules hold for"))
+
+
+def _refusal(manifest: dict[str, Any], server: str, reason: str) -> str:
+    built_for = manifest["triton_release"]
+    profile = (manifest.get("spec") or {}).get("profile") or "cuda"
+    how = "./gen_vllm_env.sh in its container, or with --triton-root DIR"
+    if server >= OWN_STUB_SINCE:
+        is_own_python = str(manifest.get("python")).startswith("3.12.")
+        python = "" if is_own_python else " --python 3.12"
+        option = f"--profile {profile} --triton-release {server}{python}"
+        how = f"./gen_vllm_env.sh {option}, or ./gen_vllm_env.sh in its container"
+    return (
+        f"this model was built for Triton {built_for}, and {reason} this server, which is "
+        f"Triton {server}: build it again for {server} ({how}), or serve it with Triton "
+        f"{built_for} (nvcr.io/nvidia/tritonserver:{built_for}-py3)"
+    )

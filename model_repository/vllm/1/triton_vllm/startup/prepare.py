@@ -32,6 +32,7 @@ from triton_vllm.startup import (
     manifest,
     parts,
     run_folder,
+    server_release,
     settings,
     warm_cache,
 )
@@ -100,7 +101,7 @@ def prepare(
     model_dir = Path(args["model_repository"])
     version_dir = model_dir / args["model_version"]
     chosen = settings.read(json.loads(args["model_config"]))
-    log.info(manifest.check(model_dir))
+    manifest.check(model_dir, server_release.find(os.getppid(), os.environ), log)
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
     given, chat_template = template.split(
         engine_args.read(model_dir, version_dir), model_dir, file_name
