@@ -355,6 +355,8 @@ def _published(target: Path, key: str) -> Manifest | None:
     if manifest is None or not manifest.is_whole(target):
         return None
     stub = target / manifest.stub.name
+    if not manifest.stub.is_in_model:
+        return None if stub.exists() else manifest
     # Triton executes the stub. A copy by way of an object store loses the mode.
     is_executable = stub.is_file() and os.access(stub, os.X_OK)
     # Sets that were built before have no libraries of the stub.

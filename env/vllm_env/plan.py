@@ -25,6 +25,7 @@ from vllm_env.prefix.prefix import prefix_key
 from vllm_env.publish.adopt import Adoption
 from vllm_env.publish.publish import check_writable
 from vllm_env.serve.proof import Subject, recall
+from vllm_env.triton.elsewhere import image_of, triton_elsewhere
 from vllm_env.triton.provision import provision, to_be_provisioned
 from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, is_plain, open_root
 from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
@@ -127,18 +128,26 @@ def installed_triton() -> Path | None:
     return None
 
 
-def default_profile(triton: TritonRoot | None) -> str:
+def default_profile(root: Path | None) -> str:
     """Return ``cuda`` in a Triton container with a GPU, else ``cpu``."""
     # Another Triton here is the provisioned one, which has no support for GPUs.
-    return "cuda" if triton and triton.path == CONTAINER_ROOT and has_gpu() else "cpu"
+    return "cuda" if root == CONTAINER_ROOT and has_gpu() else "cpu"
 
 
-def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
+def find_triton(workspace: Workspace, root: Path | None, release: str = "") -> TritonRoot:
     """Open the named Triton root, else the container's, else the provisioned one.
 
-    The last one is made if it is missing.
+    The last one is made if it is missing. If a ``release`` is given, it is not: the Triton is then
+    elsewhere, unless the named one or the container's is of this release.
+
+    Raises:
+        UsageError: the named root or the container's is of another release.
     """
     existing = root or installed_triton()
+    if release:
+        if existing is None or existing == PROVISIONED:
+            return triton_elsewhere(release)
+        _require_release(existing, release)
     if existing:
         return open_root(existing)
     # The content of the pinned wheel is known, so a dry run needs no file of it.
@@ -149,6 +158,18 @@ def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
         triton = open_root(PROVISIONED)
         report.step(f"a CPU Triton {triton.release} in {PROVISIONED}")
     return triton
+
+
+def _require_release(root: Path, release: str) -> None:
+    """Raise a UsageError if the Triton in a root is of another release."""
+    here = open_root(root).release
+    if here != release:
+        raise UsageError(
+            f"--triton-release {release}: the Triton in {root} is of release {here}.",
+            cause="A stub works with one release only, and a build here takes this Triton's.",
+            remedy=f"Build where no Triton is installed, or in the container {image_of(release)}. "
+            f"Without the option, the model is built for {here}.",
+        )
 
 
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
@@ -164,22 +185,24 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     check_model_folder(request.model_folder)
     # A spec that --save wrote has only one profile: the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None
-    named = request.profile or alone
-    unserved = _check_gpu(request, named)
+    root = request.triton_root or installed_triton()
+    profile = request.profile or alone or default_profile(root)
+    unserved = _check_gpu(request, profile)
+    spec = load_spec(profile, request.overrides, request.spec_file)
+    triton = find_triton(workspace, request.triton_root, spec.triton_release)
+    if triton.is_elsewhere:
+        unserved = _check_elsewhere(request, triton)
     if unserved:
         # The checks below are about serving here.
         request = dataclasses.replace(request, smoke=False)
-    triton = find_triton(workspace, request.triton_root)
     _check_paths(workspace, request, triton)
     # 2) What it contains
-    profile = named or default_profile(triton)
-    spec = load_spec(profile, request.overrides, request.spec_file)
     if not _is_proved(workspace, request, triton):
         check_server(request, profile)
     # A stub for cuda shares GPU memory with the server.
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     # Checked before the lock, which may take minutes to resolve.
-    if request.stub == "prebuilt":
+    if request.stub == "prebuilt" or triton.is_elsewhere:
         plan_stub(workspace, triton, spec.python, request.stub, options)
     # 3) The exact files
     with report.stage("lock"):
@@ -196,7 +219,8 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
         report.note(note)
     packed = request.layout.key(prefix_key(lock, request.keep))
     # Before Triton is installed, its stub has no digest yet.
-    key = key_of(packed, stub.identity, request.layout.name) if triton.is_there else ""
+    has_identity = triton.is_there or triton.is_elsewhere
+    key = key_of(packed, stub.identity, request.layout.name) if has_identity else ""
     return Plan(spec, triton, lock, stub, key, unserved)
 
 
@@ -235,7 +259,29 @@ def _check_paths(workspace: Workspace, request: BuildRequest, triton: TritonRoot
             )
 
 
-def _check_gpu(request: BuildRequest, profile: str | None) -> str:
+def _check_elsewhere(request: BuildRequest, triton: TritonRoot) -> str:
+    """Return why a model for a Triton that is not here is not served, or an empty string.
+
+    Raises:
+        UsageError: the user has asked for what needs this Triton.
+    """
+    asked = {
+        "--warm": request.warm,
+        "--smoke-run": request.smoke_again,
+        "--smoke-model": bool(request.smoke_model),
+        f"--stub {request.stub}": request.stub != "auto",
+    }
+    for option, is_given in asked.items():
+        if is_given:
+            raise UsageError(
+                f"{option}: with --triton-release, Triton {triton.release} is not on this machine.",
+                remedy=f"Omit {option}, or build in the container {image_of(triton.release)}, "
+                "without --triton-release.",
+            )
+    return f"Triton {triton.release} is not on this machine" if request.smoke else ""
+
+
+def _check_gpu(request: BuildRequest, profile: str) -> str:
     """Return why this machine cannot serve a model of this profile, or an empty string.
 
     Raises:

@@ -44,8 +44,12 @@ class Packager:
     options: tuple[str, ...] = ()
 
     def run(self, *arguments: str, layout: str = "parts", **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; it must succeed."""
-        argv = [sys.executable, "-m", "vllm_env", *arguments, *self.options, "--profile", "cpu", "--layout", layout]
+        """Run a command that builds to its end; it must succeed."""
+        return self.plain(*arguments, *self.options, "--profile", "cpu", "--layout", layout, **variables)
+
+    def plain(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command with these arguments only; it must succeed."""
+        argv = [sys.executable, "-m", "vllm_env", *arguments]
         environment = {**self.environment, **variables}
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
         assert done.returncode == 0, done.stderr

@@ -70,6 +70,9 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     vllm = manifest.vllm
     packed = manifest.archive
     stub = manifest.stub
+    shown_stub = f"{stub.origin}, {stub.sha256[:16]}"
+    if not stub.is_in_model:
+        shown_stub = f"the server's own, Python {stub.python}"
     content = "unpacked"
     # The manifest records no size of an unpacked environment.
     if packed.sha256:
@@ -80,7 +83,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         "Python": manifest.python,
         **manifest.versions,
         "Triton": manifest.triton_release,
-        "stub": f"{stub.origin}, {stub.sha256[:16]}",
+        "stub": shown_stub,
         "archive": f"{packed.name}, {content}",
     }
     if parts := manifest.parts:
@@ -177,7 +180,7 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     """Print what this machine and its Triton can do; return 1 if there is a problem."""
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
-    spec = load_spec(options.profile or default_profile(triton), Overrides())
+    spec = load_spec(options.profile or default_profile(path), Overrides())
     findings = examine(open_workspace(options), triton, spec)
     if options.json:
         console.result(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))

@@ -92,10 +92,14 @@ def _facts(result: BuildResult) -> dict[str, object]:
 
 def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
     lock = plan.lock
-    stub = plan.stub.prebuilt
+    prebuilt = plan.stub.prebuilt
+    stub = f"prebuilt, {prebuilt}" if prebuilt else "to be built from source"
     triton = f"{plan.triton.release} in {plan.triton.path}"
+    if plan.triton.is_elsewhere:
+        triton = f"{plan.triton.release}, not on this machine"
+        stub = "the server's own"
     # A dry run does not install Triton.
-    if not plan.triton.is_there:
+    elif not plan.triton.is_there:
         triton = f"{triton}, to be provisioned"
     facts: dict[str, object] = {
         "profile": plan.spec.profile,
@@ -106,7 +110,7 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
         "conda_channel": lock.conda.channel if lock else UNKNOWN,
         "wheels": len(lock.wheels) if lock else UNKNOWN,
         "triton": triton,
-        "stub": f"prebuilt, {stub}" if stub else "to be built from source",
+        "stub": stub,
         "layout": request.layout.name,
         "key": plan.key or UNKNOWN,
     }

@@ -9,8 +9,9 @@ from vllm_env.base.cache import key_of
 from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult
 from vllm_env.model.files import CONFIG_NAME
-from vllm_env.plan import BuildRequest
-from vllm_env.triton.root import is_plain
+from vllm_env.plan import PROVISIONED, BuildRequest
+from vllm_env.triton.elsewhere import SINCE, image_of
+from vllm_env.triton.root import backend_arguments, is_plain
 
 
 def next_lines(result: BuildResult, request: BuildRequest) -> list[str]:
@@ -18,6 +19,12 @@ def next_lines(result: BuildResult, request: BuildRequest) -> list[str]:
     lines = ["Next:", *(f"  {shlex.join(command)}" for command in next_commands(result, request))]
     if result.unserved:
         lines.append(f"not served here: {result.unserved}")
+    # A user of this profile has a server elsewhere, and seldom of the wheel's release.
+    if _profile(result) == "cuda" and result.triton.path == PROVISIONED:
+        lines.append(
+            f"It is for Triton {result.triton.release} only. For another release: "
+            f"--triton-release YY.MM (since {SINCE}), or build in its container"
+        )
     return lines
 
 
@@ -34,6 +41,8 @@ def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]
     # The client's default is prompts.txt in the current folder.
     if Path.cwd() != CHECKOUT:
         ask += ["--input-prompts", _here(CHECKOUT / "prompts.txt")]
+    if result.triton.is_elsewhere:
+        return [_in_container(result, request), ask]
     repository = _here(request.repository)
     # Such a Triton cannot start a stub there (root.py). A relative path hides a space above it. It
     # does not hide other letters than ASCII: the stub makes it absolute.
@@ -42,12 +51,32 @@ def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]
         link = f"/tmp/vllm_env_models-{key_of(str(request.repository))[:8]}"  # noqa: S108
         commands.append(["ln", "-sfn", str(request.repository), link])
         repository = link
-    serve = [_here(result.triton.binary), f"--model-store={repository}"]
+    binary = result.triton.binary
+    serve = [_here(binary), *backend_arguments(binary), f"--model-store={repository}"]
+    return [*commands, [*serve, *_only_this_model(request)], ask]
+
+
+def _in_container(result: BuildResult, request: BuildRequest) -> list[str]:
+    """Return the command that serves the model in the container of its release."""
+    command = ["docker", "run", "--rm", "-it", "--shm-size=1g"]
+    if _profile(result) == "cuda":
+        command += ["--gpus", "all"]
+    for port in (8000, 8001, 8002):
+        command += ["-p", f"{port}:{port}"]
+    command += ["-v", f"{request.repository.absolute()}:/models", image_of(result.triton.release)]
+    return [*command, "tritonserver", "--model-store=/models", *_only_this_model(request)]
+
+
+def _profile(result: BuildResult) -> str:
+    return str(result.manifest.spec.get("profile", ""))
+
+
+def _only_this_model(request: BuildRequest) -> list[str]:
     # By default tritonserver loads every model, and ends if one fails. Another model may have no
     # environment yet. This project's own has none in a checkout where only `adopt` has run.
     if _has_other_models(request):
-        serve += ["--model-control-mode=explicit", f"--load-model={request.model}"]
-    return [*commands, serve, ask]
+        return ["--model-control-mode=explicit", f"--load-model={request.model}"]
+    return []
 
 
 def _has_other_models(request: BuildRequest) -> bool:

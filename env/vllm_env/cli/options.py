@@ -46,6 +46,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
             packages=tuple(options.packages),
             wheel_index=options.wheel_index,
             git_url=options.git_url,
+            triton_release=options.triton_release,
         ),
         spec_file=options.spec,
         triton_root=options.triton_root,

@@ -151,11 +151,17 @@ def build_parser() -> CommandParser:
     )
     # 2) What loads it
     triton = parser.add_argument_group("Triton and the stub")
+    server = triton.add_mutually_exclusive_group()
     _add_path(
-        triton,
+        server,
         "--triton-root",
         "DIR",
         "default: /opt/tritonserver, else .triton/, provisioned from a wheel",
+    )
+    server.add_argument(
+        "--triton-release",
+        metavar="YY.MM",
+        help="build for this release, 24.11 or newer, which is not on this machine",
     )
     triton.add_argument(
         "--stub",

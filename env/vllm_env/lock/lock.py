@@ -57,7 +57,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     inputs = inputs_of(spec, pinned)
     # Searched in this order: the lock that --save has written, so that the same command finds it
     # again; the one next to the spec; the cache.
-    files = [workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")]
+    files = [workspace.cache.path("locks", key_of(inputs.document()), "pylock.toml")]
     if spec.is_default:
         files.insert(0, lock_beside(spec.path, spec.profile))
     if options.save:

@@ -80,6 +80,15 @@ class Inputs:
     overrides: tuple[str, ...] = ()
     wheel_index: str = ""
     git_url: str = ""
+    triton_release: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Return the values as a lock file has them."""
+        values = dataclasses.asdict(self)
+        # Most specs have none. Locks of earlier versions do not know it and stay valid.
+        if not self.triton_release:
+            del values["triton_release"]
+        return values
 
     def drift(self, now: "Inputs") -> str:
         """Return how these inputs differ from ``now``, with both values; "" if they are equal."""
@@ -147,7 +156,7 @@ class LockFile:
 
 def write_pylock(lock: Lock, file: Path) -> None:
     """Write a lock; the file appears completely or not at all."""
-    tool: dict[str, Any] = {"format": _FORMAT, "inputs": dataclasses.asdict(lock.inputs)}
+    tool: dict[str, Any] = {"format": _FORMAT, "inputs": lock.inputs.document()}
     # The local channel is not locked: each machine makes its package from its own interpreter.
     if lock.conda.channel == REMOTE:
         tool["conda"] = {REMOTE: [dataclasses.asdict(package) for package in lock.conda.packages]}

@@ -30,7 +30,14 @@ _PIN_KEYS: dict[str, PinKind] = {
     "source": "source",
 }
 _LIST_KEYS = ("requirements", "drop", "overrides")
-_STRING_KEYS = ("distribution", "python", "torch_backend", "wheel_index", "git_url")
+_STRING_KEYS = (
+    "distribution",
+    "python",
+    "torch_backend",
+    "wheel_index",
+    "git_url",
+    "triton_release",
+)
 PIN_OPTIONS: dict[PinKind, str] = {
     "release": "--vllm",
     "commit": "--vllm-commit",
@@ -70,6 +77,7 @@ class Spec:
         overrides: requirements that replace those of packages.
         wheel_index: the per-commit wheel index; "" takes vLLM's.
         git_url: vLLM's repository; "" takes vLLM's own.
+        triton_release: the release that will serve, if it is not here, such as ``26.07``.
         path: the file that the spec was read from; it does not count in comparisons.
         is_default: whether the command line changed nothing; it does not count either.
     """
@@ -84,6 +92,7 @@ class Spec:
     overrides: tuple[str, ...] = ()
     wheel_index: str = ""
     git_url: str = ""
+    triton_release: str = ""
     path: Path = dataclasses.field(default=DEFAULT_SPEC, compare=False)
     is_default: bool = dataclasses.field(default=True, compare=False)
 
@@ -98,6 +107,7 @@ class Overrides:
     packages: tuple[str, ...] = ()
     wheel_index: str | None = None
     git_url: str | None = None
+    triton_release: str | None = None
 
 
 def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> Spec:

@@ -20,6 +20,7 @@ from vllm_env.layout import LAYOUTS
 from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
 from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.prefix.prefix import Prefix
+from vllm_env.triton.elsewhere import ORIGIN, ServerRecord, servers_of
 from vllm_env.triton.root import STUB_NAME
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import Expected
@@ -46,7 +47,10 @@ class VllmRecord:
 
 @dataclass(frozen=True)
 class StubRecord:
-    """The stub: its SHA-256, its size in bytes, its Python (``3.11``) and Triton (``24.10``)."""
+    """The stub: its SHA-256, its size in bytes, its Python (``3.11``) and Triton (``24.10``).
+
+    If its origin is ``server``, the model has no stub, and the server's own is used.
+    """
 
     sha256: str
     size: int
@@ -54,6 +58,11 @@ class StubRecord:
     release: str
     origin: str
     name: str = STUB_NAME
+
+    @property
+    def is_in_model(self) -> bool:
+        """Return whether the model's folder has the stub."""
+        return self.origin != ORIGIN
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ class Manifest:
         parts: the parts, in the layout ``parts``.
         adopted_from: absolute path of the official backend's model folder from which ``adopt`` made
             this model, or "".
+        servers: the releases that serve the model, if the server's own stub is used.
     """
 
     key: str
@@ -96,6 +106,7 @@ class Manifest:
     format: int = FORMAT
     parts: tuple[EnvironmentRecord, ...] = ()
     adopted_from: str = ""
+    servers: ServerRecord | None = None
 
     def to_json(self) -> str:
         """Return the manifest as JSON."""
@@ -159,6 +170,7 @@ def describe_build(
         lock_digest=lock.digest,
         left_out=prefix.left_out,
         parts=tuple(parts),
+        servers=servers_of(stub.release) if stub.path is None else None,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 
@@ -182,6 +194,8 @@ def read_manifest(model: Path) -> Manifest | None:
         document["archive"] = EnvironmentRecord(**document["archive"])
         document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
         document["stub"] = StubRecord(**document["stub"])
+        if servers := document.get("servers"):
+            document["servers"] = ServerRecord(**servers)
         # JSON has only lists.
         document["left_out"] = tuple(document["left_out"])
         # A layout that this version does not have raises a KeyError.
@@ -203,7 +217,16 @@ def adopted_from(model: Path) -> str:
 
 def check_files(model: Path, manifest: Manifest) -> None:
     """Raise a VllmEnvError if a file of a published model does not match the manifest."""
-    records: list[EnvironmentRecord | StubRecord] = [*manifest.environment, manifest.stub]
+    records: list[EnvironmentRecord | StubRecord] = [*manifest.environment]
+    stub = model / manifest.stub.name
+    if manifest.stub.is_in_model:
+        records.append(manifest.stub)
+    elif stub.exists():
+        raise VllmEnvError(
+            f"{stub} is not of this build.",
+            cause="The model was built to use the server's own stub, and Triton prefers this one.",
+            remedy="Remove it.",
+        )
     for record in records:
         file = model / record.name
         # The files of the layout "directory" are not recorded one by one.

@@ -64,7 +64,7 @@ class BuiltSet:
     """The built files to place.
 
     Attributes:
-        stub: the Python backend's stub.
+        stub: the Python backend's stub; None if the server's own is used.
         environment: the environment in the cache, in the form of its layout.
         layout: the layout.
         manifest: the manifest as JSON.
@@ -74,7 +74,7 @@ class BuiltSet:
         stub_libraries: the folder that belongs next to the stub.
     """
 
-    stub: Path
+    stub: Path | None
     environment: Path
     layout: Layout
     manifest: str
@@ -255,10 +255,11 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     edit: an edit would change the cache, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stub = folder / STUB_NAME
-    shutil.copyfile(built.stub, stub)
-    stub.chmod(0o755)
-    sync(stub)
+    if built.stub:
+        stub = folder / STUB_NAME
+        shutil.copyfile(built.stub, stub)
+        stub.chmod(0o755)
+        sync(stub)
     if built.stub_libraries:
         libraries = folder / STUB_LIBRARIES
         shutil.copytree(built.stub_libraries, libraries)

@@ -32,6 +32,7 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.layout import files
 from vllm_env.model.files import CONFIG_NAME
 from vllm_env.model.manifest import MANIFEST_NAME
+from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME
 
 from .adopt import refuse_target
 from .changes import refuse_changes, state_of
@@ -188,9 +189,10 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
                 _place(staging / name, target / name)
             place_additions(built, missing, target)
             set_environment_path(target, built.layout.environment)
-            # 3) Remove the files of another layout. A small archive next to another build's parts
-            # would not start.
-            for name in set(files()).difference(built.layout.files):
+            # 3) Remove the files of another layout, and a stub that this set does not have. A small
+            # archive next to another build's parts would not start.
+            absent = [] if built.stub else [STUB_NAME, STUB_LIBRARIES]
+            for name in {*files(), *absent}.difference(built.layout.files):
                 _remove(target / name)
             # 4) The manifest makes the new set valid.
             _place(staging / manifest, target / manifest)

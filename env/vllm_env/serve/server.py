@@ -27,7 +27,7 @@ from vllm_env.base.errors import CommandError
 from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.network import require_loopback
 from vllm_env.base.process import Child, grouped, has_ended, start
-from vllm_env.triton.root import is_plain
+from vllm_env.triton.root import backend_arguments, is_plain
 
 from . import identity, leftovers, processes, server_log
 
@@ -205,6 +205,7 @@ class TritonServer:
     def _command(self) -> list[str]:
         return [
             str(self.binary),
+            *backend_arguments(self.binary),
             f"--model-repository={_plain_path(self.repository, self._scratch)}",
             f"--id={self.name}",
             "--http-address=127.0.0.1",

@@ -27,6 +27,7 @@ class ReleaseRules:
 
     Attributes:
         since: the first release with these rules.
+        python: the Python of the container's own stub.
         glibc: minor version of the container's glibc, for which wheels are chosen.
         numpy_bound: the required NumPy, or "".
         activates: whether the launcher sources ``bin/activate``.
@@ -35,6 +36,7 @@ class ReleaseRules:
     """
 
     since: str
+    python: str
     glibc: int
     numpy_bound: str
     activates: bool
@@ -44,16 +46,17 @@ class ReleaseRules:
 CONTAINER_ROOT = Path("/opt/tritonserver")
 
 # Oldest first. For a release, the newest row that is not newer than the release applies.
-# 23.05: Ubuntu 22.04 with glibc 2.35 replaces 20.04 with 2.31.
-# 24.11: Ubuntu 24.04 with glibc 2.39. The stub has pybind11 2.12; 2.10 cannot read NumPy 2 arrays.
+# 23.05: Ubuntu 22.04 with glibc 2.35 and Python 3.10 replaces 20.04 with 2.31 and 3.8.
+# 24.11: Ubuntu 24.04 with glibc 2.39 and Python 3.12. The stub has pybind11 2.12; 2.10 cannot read
+# NumPy 2 arrays.
 # 25.08: the launcher only sets PATH, LD_LIBRARY_PATH and VIRTUAL_ENV.
 # 26.06: libarchive's SECURE flags are set.
 RELEASES = (
-    ReleaseRules("23.01", 31, "numpy<2", activates=True, secure_extraction=False),
-    ReleaseRules("23.05", 35, "numpy<2", activates=True, secure_extraction=False),
-    ReleaseRules("24.11", 39, "", activates=True, secure_extraction=False),
-    ReleaseRules("25.08", 39, "", activates=False, secure_extraction=False),
-    ReleaseRules("26.06", 39, "", activates=False, secure_extraction=True),
+    ReleaseRules("23.01", "3.8", 31, "numpy<2", activates=True, secure_extraction=False),
+    ReleaseRules("23.05", "3.10", 35, "numpy<2", activates=True, secure_extraction=False),
+    ReleaseRules("24.11", "3.12", 39, "", activates=True, secure_extraction=False),
+    ReleaseRules("25.08", "3.12", 39, "", activates=False, secure_extraction=False),
+    ReleaseRules("26.06", "3.12", 39, "", activates=False, secure_extraction=True),
 )
 NEWEST_KNOWN = "26.07"
 
@@ -72,12 +75,14 @@ class TritonRoot:
         release: the release, such as ``24.10``.
         rules: the release's rules.
         stubs: ready-made stubs by Python version, such as ``3.11``.
+        is_elsewhere: whether it is on another machine, so that only its release is known.
     """
 
     path: Path
     release: str
     rules: ReleaseRules
     stubs: dict[str, Path] = field(default_factory=dict)
+    is_elsewhere: bool = False
 
     @property
     def binary(self) -> Path:
@@ -105,6 +110,17 @@ def is_known(release: str) -> bool:
     return _ordinal(RELEASES[0].since) <= _ordinal(release) <= _ordinal(NEWEST_KNOWN)
 
 
+def backend_arguments(program: Path) -> list[str]:
+    """Return the options with which a root's ``bin/tritonserver`` finds its backends."""
+    root = program.absolute().parent.parent
+    # By default the server looks in /opt/tritonserver/backends. The launcher of a root that
+    # provision.py made names the root's own.
+    finds_them = root == CONTAINER_ROOT or (root / "libexec" / "tritonserver").is_file()
+    if finds_them or not (root / "backends" / "python").is_dir():
+        return []
+    return [f"--backend-directory={root / 'backends'}"]
+
+
 def _ordinal(release: str) -> tuple[int, ...]:
     return tuple(int(number) for number in release.split(".")[:2])
 
@@ -115,7 +131,8 @@ def release_of_server(version: str) -> str:
     Raises:
         VllmEnvError: the version is older than the table.
     """
-    numbers = [int(number) for number in version.split(".")[:3]]
+    # A server that was built from sources may have a version such as 2.71.0dev.
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
     minor = numbers[1]
     # 2.30 is 23.01, the first row of the table.
     if minor < 30:

@@ -3,7 +3,8 @@
 A stub works with one Python version, whose libpython it loads, and with one Triton release: the
 layout of their shared memory changes between releases. The Triton root's own stub is used if it
 fits; otherwise one is built (stub_source.py). Both kinds are checked before use: as an ELF file
-against the libraries that it will load, and by starting it.
+against the libraries that it will load, and by starting it. A model for a Triton that is not here
+gets no stub (elsewhere.py).
 """
 
 import os
@@ -21,6 +22,7 @@ from vllm_env.base.process import run
 from vllm_env.base.workspace import TOOLS, Workspace
 
 from . import stub_source
+from .elsewhere import ORIGIN, check_python
 from .root import STUB_LIBRARIES, STUB_NAME, TritonRoot
 from .stub_source import StubOptions
 
@@ -34,22 +36,22 @@ class Stub:
     """A stub for one Python and one Triton release.
 
     Attributes:
-        path: the program.
+        path: the program; None for the server's own.
         python: the Python version, such as ``3.11``.
         release: the Triton release, such as ``24.10``.
         sha256: hexadecimal digest.
         size: bytes.
-        origin: ``prebuilt`` or ``source``.
+        origin: ``prebuilt``, ``source`` or ``server``.
         libraries: the folder ``stub_lib`` that belongs next to the program.
     """
 
-    path: Path
+    path: Path | None
     python: str
     release: str
     sha256: str
     size: int
     origin: str
-    libraries: Path
+    libraries: Path | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class StubPlan:
     @property
     def identity(self) -> str:
         """Return the stub's digest, or the key under which it will be built."""
+        if self.triton.is_elsewhere:
+            return f"{ORIGIN} {self.triton.release}"
         if self.prebuilt:
             return file_sha256(self.prebuilt)
         return stub_source.source_key(self.triton.release, self.python, self.options)
@@ -91,6 +95,9 @@ def plan_stub(
         VllmEnvError: no stub fits, and none can be built.
     """
     plan = StubPlan(triton, python, options)
+    if triton.is_elsewhere:
+        check_python(triton, plan.minor)
+        return plan
     if mode != "source" and plan.minor in triton.stubs:
         return replace(plan, prebuilt=triton.stubs[plan.minor])
     refusal = (
@@ -125,6 +132,9 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     Raises:
         VllmEnvError: the stub cannot be built, or a check fails.
     """
+    release = plan.triton.release
+    if plan.triton.is_elsewhere:
+        return Stub(None, plan.minor, release, "", 0, ORIGIN, libraries=None)
     path = plan.prebuilt or stub_source.build_stub(
         workspace, plan.triton, plan.python, prefix, plan.options
     )
@@ -134,7 +144,7 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     return Stub(
         path=path,
         python=plan.minor,
-        release=plan.triton.release,
+        release=release,
         sha256=file_sha256(path),
         size=path.stat().st_size,
         origin="prebuilt" if plan.prebuilt else "source",

@@ -56,7 +56,7 @@ def test_the_containers_triton_is_taken_before_the_provisioned_one(
 def test_the_default_profile_is_cuda_in_a_container_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And cpu everywhere else: another Triton here is provisioned, which knows no GPU."""
     container, provisioned = _places(monkeypatch, tmp_path, container=True, provisioned=True)
-    roots = [open_root(container), open_root(provisioned), None]
+    roots = [container, provisioned, None]
     monkeypatch.setattr(module, "has_gpu", lambda: True)
     assert [default_profile(root) for root in roots] == ["cuda", "cpu", "cpu"]
     monkeypatch.setattr(module, "has_gpu", lambda: False)
@@ -94,6 +94,98 @@ def test_a_triton_is_provisioned_where_there_is_none(
     assert last.endswith(f"a CPU Triton 24.10 in {local}")
     assert find_triton(workspace, None).path == local
     assert capsys.readouterr().err == ""
+
+
+def _release_plan(planned: BuildRequest, release: str, **changes: Any) -> BuildRequest:
+    overrides = Overrides(python="3.12", triton_release=release)
+    return replace(planned, **{"triton_root": None, "overrides": overrides, **changes})
+
+
+def test_a_build_for_a_triton_elsewhere_needs_none_here(
+    workspace: Workspace, planned: BuildRequest, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rules come from the release, no stub is planned, and nothing is provisioned or served."""
+    _places(monkeypatch, tmp_path, container=False, provisioned=False)
+    monkeypatch.setattr(module, "provision", lambda *_: pytest.fail("a Triton is made"))
+    layer = replace(lock.conda, packages=(replace(lock.conda.packages[0], version="3.12.1"),))
+    monkeypatch.setattr(module, "make_lock", lambda _workspace, spec, *_: replace(lock, spec=spec, conda=layer))
+    plan = make_plan(workspace, _release_plan(planned, "26.07", smoke=True))
+    assert (plan.triton.release, plan.triton.rules) == ("26.07", rules_of("26.07"))
+    assert plan.unserved == "Triton 26.07 is not on this machine"
+    assert plan.stub.prebuilt is None
+    assert plan.spec.triton_release == "26.07"
+    other = make_plan(workspace, _release_plan(planned, "26.06"))
+    assert len({plan.key, other.key, ""}) == 3
+    assert not workspace.cache.root.exists()
+
+
+@pytest.mark.usefixtures("nothing_long")
+@pytest.mark.parametrize(
+    ("release", "said", "remedy"),
+    [
+        ("26.13", "--triton-release 26.13 is not a release of Triton", "such as 26.07"),
+        ("25.99", "--triton-release 25.99 is not a release of Triton", "such as 26.07"),
+        ("26.7", "--triton-release 26.7 is not a release of Triton", "such as 26.07"),
+        ("latest", "--triton-release latest is not a release of Triton", "such as 26.07"),
+        ("24.10", "--triton-release 24.10: the option is for releases since 24.11", "tritonserver:24.10-py3"),
+        ("23.04", "--triton-release 23.04: the option is for releases since 24.11", "tritonserver:23.04-py3"),
+    ],
+)
+def test_a_release_that_cannot_be_built_for_is_refused(
+    workspace: Workspace,
+    planned: BuildRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    release: str,
+    said: str,
+    remedy: str,
+) -> None:
+    """One that does not exist, and one whose own stub is for another Python; also next to a provisioned Triton."""
+    _places(monkeypatch, tmp_path, container=False, provisioned=True)
+    with pytest.raises(UsageError, match=said) as caught:
+        make_plan(workspace, _release_plan(planned, release))
+    assert remedy in caught.value.remedy
+    assert not workspace.cache.root.exists()
+
+
+@pytest.mark.usefixtures("nothing_long")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"overrides": Overrides(triton_release="26.07")}, r"has Python 3\.11, and the server's own stub is for 3\.12"),
+        ({"warm": True}, "--warm: with --triton-release, Triton 26.07 is not on this machine"),
+        ({"smoke_again": True}, "--smoke-run: with"),
+        ({"smoke_model": "gpt2"}, "--smoke-model: with"),
+        ({"stub": "source"}, "--stub source: with"),
+    ],
+)
+def test_what_needs_the_triton_itself_is_refused_with_its_release(
+    workspace: Workspace,
+    planned: BuildRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    said: str,
+) -> None:
+    """Another Python than that of its stub, too; the message names the container."""
+    _places(monkeypatch, tmp_path, container=False, provisioned=False)
+    with pytest.raises(UsageError, match=said) as caught:
+        make_plan(workspace, _release_plan(planned, "26.07", **change))
+    assert "nvcr.io/nvidia/tritonserver:26.07-py3" in caught.value.remedy
+
+
+@pytest.mark.usefixtures("lock")
+def test_a_container_of_the_release_is_taken_and_another_refused(
+    workspace: Workspace, planned: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stub is here, so the build is as without the option. A named root counts in the same way."""
+    container, _ = _places(monkeypatch, tmp_path, container=True, provisioned=False)
+    request = _release_plan(planned, "24.10", overrides=Overrides(triton_release="24.10"))
+    assert make_plan(workspace, request).stub.prebuilt == open_root(container).stubs["3.11"]
+    other = _release_plan(planned, "26.07")
+    for root in (None, planned.triton_root):
+        with pytest.raises(UsageError, match=r"--triton-release 26\.07: the Triton in .* is of release 24\.10"):
+            make_plan(workspace, replace(other, triton_root=root))
 
 
 @pytest.mark.usefixtures("lock")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import triton_folder
+from vllm_env.build import BuildResult
 from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.lock.lock import inputs_of
 from vllm_env.lock.pins import PinnedVllm
@@ -17,6 +18,9 @@ from vllm_env.lock.pylock import Lock, LockedWheel, write_pylock
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 from vllm_env.plan import TEMPLATE
+from vllm_env.serve.smoke import SmokeResult
+from vllm_env.serve.warm import Warmed
+from vllm_env.triton.root import TritonRoot, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,3 +87,16 @@ def model(manifest: Manifest, tmp_path: Path) -> Path:
     (folder / "1").mkdir()
     shutil.copy(TEMPLATE / "1" / "model.py", folder / "1")
     return folder
+
+
+@pytest.fixture
+def built(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildResult:
+    """What a build that was served and warmed returns; none is run."""
+    model = tmp_path / "models" / "vllm"
+    answers = (("Hello", " there"),)
+    smoke = SmokeResult(("model vllm", "PASS: vLLM example"), answers, 2.0, {}, "2026-01-02T03:04:05+00:00")
+    warmed = Warmed(model / "vllm_cache", 3, 2_000_000, 4.0)
+    triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
+    result = BuildResult(model, manifest, rebuilt=True, triton=triton, smoke=smoke, warmed=warmed)
+    monkeypatch.setattr("vllm_env.cli.main.build", lambda *_, **__: result)
+    return result

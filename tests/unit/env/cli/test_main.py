@@ -21,17 +21,13 @@ from support.small_build import make_tree
 from vllm_env.base.errors import CommandError
 from vllm_env.build import BuildResult
 from vllm_env.cli.main import main
-from vllm_env.model.manifest import Manifest
 from vllm_env.plan import TEMPLATE
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
-from vllm_env.serve.smoke import SmokeResult
-from vllm_env.serve.warm import Warmed
-from vllm_env.triton.root import TritonRoot, is_plain, rules_of
+from vllm_env.triton.root import is_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vllm_env.model.manifest import Manifest
 
 pytestmark = pytest.mark.long
 
@@ -50,6 +46,10 @@ def _run(*arguments: object) -> int:
         (["--layout", "zip"], "zip"),
         (["--smoke-run", "--no-smoke-run"], "Argument --no-smoke-run: not allowed with argument --smoke-run."),
         (["--locked", "--upgrade"], "Argument --upgrade: not allowed with argument --locked."),
+        (
+            ["--triton-release", "26.07", "--triton-root", "/t"],
+            "Argument --triton-root: not allowed with argument --triton-release.",
+        ),
         (["--jobs", "-3"], "'-3' is not a number of 0 or more"),
         (["--wheelhouse", "/nonexistent"], "--wheelhouse /nonexistent is not a folder"),
         (["--model", "a/b"], "'a/b' is not a model's name"),
@@ -169,19 +169,6 @@ def test_a_dry_run_builds_no_wheel(locked: list[str], tmp_path: Path, capsys: py
     assert facts["bytes_to_fetch"] is None
     assert facts["bytes_needed"][str(tmp_path / "cache")] == BUILD_SPACE["cpu"]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["conda"]
-
-
-@pytest.fixture
-def built(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildResult:
-    """What a build that was served and warmed returns; none is run."""
-    model = tmp_path / "models" / "vllm"
-    answers = (("Hello", " there"),)
-    smoke = SmokeResult(("model vllm", "PASS: vLLM example"), answers, 2.0, {}, "2026-01-02T03:04:05+00:00")
-    warmed = Warmed(model / "vllm_cache", 3, 2_000_000, 4.0)
-    triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
-    result = BuildResult(model, manifest, rebuilt=True, triton=triton, smoke=smoke, warmed=warmed)
-    monkeypatch.setattr("vllm_env.cli.main.build", lambda *_, **__: result)
-    return result
 
 
 def test_a_build_ends_with_its_answers_and_what_comes_next(

@@ -26,6 +26,7 @@ from vllm_env.model.manifest import (
     read_manifest,
 )
 from vllm_env.prefix.prefix import Prefix
+from vllm_env.triton.elsewhere import ServerRecord
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import Expected
 
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def describe(folder: Path, *, packed: bool = True, distribution: str = "vllm") -> Manifest:
+def describe(folder: Path, *, packed: bool = True, distribution: str = "vllm", stub: Stub | None = None) -> Manifest:
     """The manifest of a build; a folder below ``folder`` would hold what was made."""
     lock = small_lock(commit="c" * 40)
     pinned = replace(lock.vllm, requirement=lock.vllm.requirement.replace("vllm", distribution, 1))
     prefix = Prefix(folder / "env", "p", replace(lock, vllm=pinned), ("tests",), reused=False)
-    stub = Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt", folder / "stub_lib")
+    stub = stub or Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt", folder / "stub_lib")
     archive = Packed(folder / "a", (EnvironmentRecord("vllm_env.tar.gz", "e" * 64, size=3, members=1, unpacked=10),))
     if packed:
         return describe_build("k", prefix, stub, LAYOUTS["archive"], archive)
@@ -163,6 +164,22 @@ def test_what_the_environment_must_be_follows_from_it(tmp_path: Path, distributi
     versions = {"numpy": "1.26.4", "setuptools": "84.2.1", "vllm": "0.99.0"}
     expected = describe(tmp_path, distribution=distribution).expected()
     assert expected == Expected("3.11", "24.10", versions)
+
+
+def test_a_model_without_a_stub_names_the_servers_that_have_one(tmp_path: Path) -> None:
+    """They are recorded for the load; a stub next to it, which Triton would take, is refused."""
+    stub = Stub(None, "3.12", "25.10", "", 0, "server", None)
+    manifest = replace(describe(tmp_path, stub=stub), spec={}, parts=())
+    assert (manifest.triton_release, manifest.servers) == ("25.10", ServerRecord("25.08", "26.06"))
+    (tmp_path / MANIFEST_NAME).write_text(manifest.to_json())
+    assert read_manifest(tmp_path) == manifest
+    (tmp_path / "vllm_env.tar.gz").write_bytes(b"abc")
+    record = replace(manifest.archive, sha256=file_sha256(tmp_path / "vllm_env.tar.gz"))
+    manifest = replace(manifest, archive=record)
+    check_files(tmp_path, manifest)
+    (tmp_path / manifest.stub.name).touch()
+    with pytest.raises(VllmEnvError, match="triton_python_backend_stub is not of this build"):
+        check_files(tmp_path, manifest)
 
 
 def test_refuses_files_that_are_not_the_manifests(manifest: Manifest, tmp_path: Path) -> None:

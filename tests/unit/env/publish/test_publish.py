@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import io
 import json
@@ -403,6 +404,22 @@ def _refusal_of_nobody(repository: Path) -> str:
     os.waitpid(child, 0)
     with os.fdopen(receive) as stream:
         return stream.read()
+
+
+def test_a_set_without_a_stub_leaves_none(way: str, tmp_path: Path, repository: Path) -> None:
+    """Triton would take the stub of the set before, which is of another release; the next set's stub comes back."""
+    libraries = tmp_path / "stub_lib"
+    libraries.mkdir()
+    (libraries / "libpython3.11.so.1.0").touch()
+    shipped = dataclasses.replace(_built(tmp_path / "cache", "one"), stub_libraries=libraries)
+    bare = dataclasses.replace(_built(tmp_path / "cache", "two"), stub=None)
+    names = {"triton_python_backend_stub", "stub_lib"}
+    for built in (shipped, bare, shipped):
+        model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+        found = {path.name for path in model.iterdir()} & names
+        assert found == (names if built is shipped else set())
+        assert json.loads((model / "vllm_env.json").read_text()) == json.loads(built.manifest)
+    assert _no_strays(repository)
 
 
 def test_layouts_replace_each_other(way: str, tmp_path: Path, repository: Path) -> None:

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from support.elf_files import make_library, make_program
 from vllm_env.base.errors import UsageError, VllmEnvError
-from vllm_env.triton.root import NEWEST_KNOWN, RELEASES, STUB_NAME, is_known, open_root, release_of_server, rules_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from vllm_env.triton.root import (
+    NEWEST_KNOWN,
+    RELEASES,
+    STUB_NAME,
+    backend_arguments,
+    is_known,
+    open_root,
+    release_of_server,
+    rules_of,
+)
 
 
 @pytest.mark.parametrize(
-    ("release", "glibc", "numpy", "activates", "secure"),
+    ("release", "python", "glibc", "numpy", "activates", "secure"),
     [
-        ("23.04", 31, "numpy<2", True, False),
-        ("23.05", 35, "numpy<2", True, False),
-        ("24.10", 35, "numpy<2", True, False),
-        ("24.11", 39, "", True, False),
-        ("25.07", 39, "", True, False),
-        ("25.08", 39, "", False, False),
-        ("26.05", 39, "", False, False),
-        ("26.06", 39, "", False, True),
+        ("23.04", "3.8", 31, "numpy<2", True, False),
+        ("23.05", "3.10", 35, "numpy<2", True, False),
+        ("24.10", "3.10", 35, "numpy<2", True, False),
+        ("24.11", "3.12", 39, "", True, False),
+        ("25.07", "3.12", 39, "", True, False),
+        ("25.08", "3.12", 39, "", False, False),
+        ("26.05", "3.12", 39, "", False, False),
+        ("26.06", "3.12", 39, "", False, True),
     ],
 )
-def test_rules_change_at_the_right_releases(release: str, glibc: int, numpy: str, activates: bool, secure: bool) -> None:
-    """On both sides of each border: the container's C library, NumPy's bound, activation and the extraction's rules."""
+def test_rules_change_at_the_right_releases(
+    release: str, python: str, glibc: int, numpy: str, activates: bool, secure: bool
+) -> None:
+    """On both sides of each border: the container's Python and C library, NumPy's bound, activation, the extraction's rules."""
     rules = rules_of(release)
-    found = (rules.glibc, rules.numpy_bound, rules.activates, rules.secure_extraction)
-    assert found == (glibc, numpy, activates, secure)
+    found = (rules.python, rules.glibc, rules.numpy_bound, rules.activates, rules.secure_extraction)
+    assert found == (python, glibc, numpy, activates, secure)
     assert is_known(release)
 
 
@@ -56,6 +64,7 @@ def test_an_unknown_release_takes_the_nearest_row_and_is_told_apart() -> None:
         ("2.60.0", "25.08"),
         ("2.69.0", "26.05"),
         ("2.71.0", "26.07"),
+        ("2.71.0dev", "26.07"),  # built from sources
         ("2.75.0", "26.11"),
     ],
 )
@@ -144,6 +153,19 @@ def test_what_a_root_says_of_itself_wins_over_the_container(container_root: Path
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "26.06")
     (container_root / "RELEASE").write_text("24.09\n")
     assert open_root(container_root).release == "24.09"
+
+
+def test_a_server_is_told_where_its_backends_are(container_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it looks in /opt/tritonserver; the launcher of a provisioned root says it itself."""
+    assert backend_arguments(container_root / "bin" / "tritonserver") == []
+    root = _root(tmp_path / "mounted")
+    monkeypatch.chdir(tmp_path)
+    for program in (root / "bin" / "tritonserver", Path("mounted/bin/tritonserver")):
+        assert backend_arguments(program) == [f"--backend-directory={root}/backends"]
+    (root / "libexec").mkdir()
+    (root / "libexec" / "tritonserver").touch()
+    assert backend_arguments(root / "bin" / "tritonserver") == []
+    assert backend_arguments(tmp_path / "bin" / "tritonserver") == []  # a wrapper, which belongs to no root
 
 
 def test_a_folder_without_a_server_is_refused(tmp_path: Path) -> None:

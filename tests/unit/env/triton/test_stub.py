@@ -71,6 +71,7 @@ def test_takes_the_roots_own_stub(
     before = triton.stubs["3.11"].read_bytes()
     stub = make_stub(workspace, plan, tmp_path / "env")
     assert (stub.origin, stub.release, stub.python) == ("prebuilt", "24.10", "3.11")
+    assert stub.path
     assert (stub.sha256, stub.size) == (file_sha256(stub.path), stub.path.stat().st_size)
     assert triton.stubs["3.11"].read_bytes() == before
 
@@ -97,6 +98,7 @@ def test_a_stub_is_copied_once(triton: TritonRoot, options: StubOptions, workspa
     """Another libpython gives another copy."""
     plan = plan_stub(workspace, triton, "3.11.7", "auto", options)
     stub = make_stub(workspace, plan, tmp_path / "env")
+    assert stub.path
     made = stub.path.stat().st_mtime_ns
     assert make_stub(workspace, plan, tmp_path / "env") == stub
     assert stub.path.stat().st_mtime_ns == made
