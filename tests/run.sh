@@ -5,6 +5,7 @@
 #   tests/run.sh --fast         short unit tests, the contract with the pinned vLLM, one real answer if an environment is built
 #   tests/run.sh --slow         everything, about two hours
 #   tests/run.sh --no-lint …    tests only
+#   VLLM_ENV_TEST_TRITON_ROOT=DIR tests/run.sh tests/e2e   on another Triton: builds for its release and serves with it
 set -euo pipefail
 
 root=$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)

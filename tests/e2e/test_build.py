@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.chaos_lab import STAGES
-from support.repositories import point_to_environment, run_build, triton_root
+from support.repositories import point_to_environment, run_build
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import generate, generate_stream
 from vllm_env.base.errors import CommandError
@@ -56,7 +56,7 @@ def test_nothing_changed_nothing_built(built_repository: Path) -> None:
 @pytest.mark.slow
 def test_warm_keeps_the_caches(parts: Parts, disk_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own arguments are loaded, also when nothing had to be built, and a build without --warm keeps them."""
-    options = ("--no-smoke-run", "--model-repository", str(disk_folder / "models"), "--triton-root", str(triton_root()))
+    options = ("--no-smoke-run", "--model-repository", str(disk_folder / "models"))
     assert run_build(*options).returncode == 0
     model = disk_folder / "models" / "vllm"
     arguments = {**CPU_ARGUMENTS, "model": str(parts.standin), "enforce_eager": False}

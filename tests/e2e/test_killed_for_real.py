@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.patience import LIMIT, pause
-from support.repositories import CHECKOUT
+from support.repositories import CHECKOUT, triton_options
 from vllm_env.model.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def test_killed_while_it_publishes(built_repository: Path, disk_folder: Path, nu
         "directory",
         "--model-repository",
         str(repository),
+        *triton_options(),
     ]
     child = subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert child.stderr is not None

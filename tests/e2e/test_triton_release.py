@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from support.small_fixtures import Channel
 
 pytestmark = pytest.mark.e2e
-RELEASE = "25.09"
-"""A release whose container has a stub for Python 3.12, for builds. Of the two borders of its rules, none is near."""
+RELEASE = "26.07"
+"""A release whose container has a stub for Python 3.12, for builds."""
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_server_that_hides_its_release_is_warned_about(light_parts: Parts, pro
 
 @pytest.fixture(scope="module")
 def for_release(channel: Channel, session_folder: Path) -> Packager:
-    """Packs the vLLM without an engine for Triton 25.09, with a NumPy that the stub of 24.10 takes, too."""
+    """Packs the vLLM without an engine for Triton 26.07, with a NumPy that the stub of 24.10 takes, too."""
     try:
         local_layer(workspace_in(channel.root), "3.12")
     except VllmEnvError as error:
@@ -163,7 +163,7 @@ def test_a_model_for_a_triton_elsewhere_is_served_by_the_servers_own_stub(
     parts = dataclasses.replace(light_parts, model=model, environment=environment)
     served = copy_into(disk_folder / "served", parts).parent
     assert (served / "vllm" / CONFIG_NAME).is_file()
-    for release, reason in ((RELEASE, ""), ("25.12", ""), ("26.06", "other rules hold for this server, which is Triton 26.06")):
+    for release, reason in ((RELEASE, ""), ("26.06", ""), ("25.12", "other rules hold for this server, which is Triton 25.12")):
         program = root_with_own_stub(provisioned, disk_folder / release, release, environment)
         server = server_of(dataclasses.replace(parts, binary=program), served, variables, disk_folder / f"{release}.log")
         if reason:

@@ -17,7 +17,7 @@ import pytest
 
 from support import engineless, small_build
 from support.once import once
-from support.repositories import BUILD_SECONDS, CHECKOUT
+from support.repositories import BUILD_SECONDS, CHECKOUT, triton_options
 from support.serving import CPU_ARGUMENTS, READY_SECONDS, STALL_SECONDS, variables_for
 from support.starts import TRITON, note_start
 from support.triton_client import generate
@@ -45,7 +45,10 @@ class Packager:
 
     def run(self, *arguments: str, layout: str = "parts", **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command that builds to its end; it must succeed."""
-        return self.plain(*arguments, *self.options, "--profile", "cpu", "--layout", layout, **variables)
+        given = (*arguments, *self.options)
+        chosen = any(option.startswith("--triton-") for option in given)
+        triton = () if chosen else triton_options()
+        return self.plain(*given, *triton, "--profile", "cpu", "--layout", layout, **variables)
 
     def plain(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command with these arguments only; it must succeed."""

@@ -45,6 +45,11 @@ def triton_root() -> Path:
     return installed if (installed / "bin" / "tritonserver").is_file() else CHECKOUT / ".triton"
 
 
+def triton_options() -> tuple[str, ...]:
+    """Return the options of a build for the Triton to test with, if a variable names one."""
+    return ("--triton-root", str(triton_root())) if "VLLM_ENV_TEST_TRITON_ROOT" in os.environ else ()
+
+
 def ensure_triton() -> None:
     """See that there is a Triton, for builds with caches of their own would provision that of the checkout at the same time."""
 
@@ -58,7 +63,8 @@ def ensure_triton() -> None:
 
 def run_build(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the real ``gen_vllm_env.sh``; its status is the caller's matter."""
-    argv = [str(CHECKOUT / "gen_vllm_env.sh"), *arguments]
+    builds = not arguments or arguments[0].startswith("-")
+    argv = [str(CHECKOUT / "gen_vllm_env.sh"), *arguments, *(triton_options() if builds else ())]
     return subprocess.run(argv, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
 
 
@@ -76,10 +82,7 @@ def build(repository: Path) -> Path:
     environment = os.environ.get("VLLM_ENV_TEST_ENVIRONMENT")
     if environment:
         return assemble(repository, Path(environment).resolve())
-    argv: list[str | Path] = [CHECKOUT / "gen_vllm_env.sh", "--no-smoke-run", "--model-repository", repository]
-    if "VLLM_ENV_TEST_TRITON_ROOT" in os.environ:
-        argv += ["--triton-root", triton_root()]
-    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    done = run_build("--no-smoke-run", "--model-repository", str(repository))
     if done.returncode != 0:
         raise RuntimeError(f"gen_vllm_env.sh ended with {done.returncode}:\n{done.stderr[-4000:]}{done.stdout[-1000:]}")
     return repository

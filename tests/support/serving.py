@@ -19,6 +19,7 @@ from support.repositories import point_to_environment
 from support.starts import TRITON, note_start
 from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.smoke import copy_model
+from vllm_env.triton.root import backend_arguments
 
 Serve = Callable[..., AbstractContextManager[TritonServer]]
 MORE_ARGUMENTS = json.loads(os.environ.get("VLLM_ENV_TEST_ENGINE_ARGUMENTS", "{}"))
@@ -70,7 +71,8 @@ def behind(parts: Parts, folder: Path, script: str, *words: object) -> Parts:
         words: the script's own arguments.
     """
     program = folder / "tritonserver"
-    argv = [*with_mounts(), "sh", "-ec", script, "sh", *map(str, words), str(parts.binary)]
+    server = [str(parts.binary), *backend_arguments(parts.binary)]
+    argv = [*with_mounts(), "sh", "-ec", script, "sh", *map(str, words), *server]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
     program.chmod(0o755)
     return dataclasses.replace(parts, binary=program)
