@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _builds(item: pytest.Item) -> bool:
-    return item.nodeid.startswith(("tests/chaos", "tests/e2e", "tests/integration"))
+    return item.nodeid.startswith(("tests/chaos", "tests/clients", "tests/e2e", "tests/integration"))
 
 
 @pytest.hookimpl(trylast=True)

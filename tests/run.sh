@@ -4,6 +4,7 @@
 # The tests work on a copy of the checkout in .tools/test-data, with a home and caches of its own (support/own_place.py).
 #   tests/run.sh --fast         short unit tests, the contract with the pinned vLLM, one real answer if an environment is built
 #   tests/run.sh --slow         everything, about two hours
+#   tests/run.sh tests/clients  coding agents and users' packages, installed from the registries of npm and Python; part of --slow
 #   tests/run.sh --no-lint …    tests only
 #   VLLM_ENV_TEST_TRITON_ROOT=DIR tests/run.sh tests/e2e   on another Triton: builds for its release and serves with it
 set -euo pipefail

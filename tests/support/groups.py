@@ -28,6 +28,7 @@ _SHARED = (
     "vision_server",
     "first_start",
     "light_server",
+    "lane",
 )
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
 # Tests of interrupts come first: they can run while the first end-to-end test builds the environment that all others need.

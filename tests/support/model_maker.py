@@ -85,7 +85,8 @@ def make_bert(base: Path, folder: Path, *, scores: bool) -> None:
 def make_chat(folder: Path, request: dict[str, Any]) -> None:
     """Train a Llama whose answers think and call tools, with a chat template and defaults of its own.
 
-    The request has the template, what is one token each, generation_config.json, and conversations with their answers.
+    The request has the template, what is one token each, generation_config.json, conversations with their answers, and
+    perhaps the number of positions.
     """
     import torch
     from tokenizers import AddedToken
@@ -96,8 +97,8 @@ def make_chat(folder: Path, request: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True)
-    recipe = {"vocabulary": 512, "positions": 2048, "hidden": 128, "heads": 2, "layers": 2, "architecture": "llama"}
-    recipe["facts"] = request["facts"]
+    recipe = {"vocabulary": 512, "hidden": 128, "heads": 2, "layers": 2, "architecture": "llama"}
+    recipe |= {"positions": request.get("positions", 2048), "facts": request["facts"]}
     tokenizer = standin_train.make_tokenizer(recipe, folder)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in request["tokens"]])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -88,6 +88,11 @@ def llama(environment: Path) -> Path:
 def chat(environment: Path) -> Path:
     """Return a model that thinks, calls tools and has defaults of its own."""
     request = {"template": CHAT_TEMPLATE, "tokens": CHAT_TOKENS, "defaults": CHAT_DEFAULTS, "facts": CHAT_FACTS}
+    return chatting(environment, request)
+
+
+def chatting(environment: Path, request: Mapping[str, Any]) -> Path:
+    """Return a model that gives the answers of a request, which `model_maker.make_chat` describes."""
     return _make(environment, "model_maker.py", request, {"trainer": _TRAINER}, "chat")
 
 

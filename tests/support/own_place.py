@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SETTINGS = (".config/pip", ".config/uv", ".config/git", ".pip", ".netrc", ".gitconfig")
+SETTINGS = (".npmrc", ".config/pip", ".config/uv", ".config/git", ".pip", ".netrc", ".gitconfig")
 # of the builder's cache; not its locks, its staging folders and what it has unpacked
 ENTRIES = ("prefixes", "archives", "stubs", "standins", "wheels", "sources", "verified", "contract", "conda", "locks", "inductor")
 BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "stub_lib", "standin")
