@@ -9,6 +9,7 @@ import pytest
 from api_contract import adapter, needs
 from contract.unlisted import unlisted
 from triton_vllm.request.sampling import USUAL_TOKENS
+from triton_vllm.startup.toolkit import SWITCHES
 from triton_vllm.vllm_api.openai import SERVER_PLACES
 from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES
 
@@ -87,6 +88,12 @@ def test_protocols_and_variables_are_needs_by_themselves(copy):
     )
     assert read.classes["vllm.v1.engine.async_llm.AsyncLLM"]["depth"] == needs.Member(since="0.32")
     assert read.variables["VLLM_OF_TOMORROW"] == needs.OLDEST
+
+
+def test_each_switch_is_needed_since_the_version_that_its_entry_names():
+    """So a vLLM that no longer knows one is wrong, and the entry goes or changes."""
+    variables = adapter.read().variables
+    assert {switch.variable: variables[switch.variable] for switch in SWITCHES} == {s.variable: s.since for s in SWITCHES}
 
 
 def test_the_places_are_those_that_the_adapter_imports_from():

@@ -11,6 +11,7 @@ import zipfile
 import pytest
 
 import vllm_contract
+from triton_vllm.startup.toolkit import SWITCHES
 
 pytestmark = pytest.mark.long
 
@@ -124,10 +125,13 @@ WRONG = {
         *("v1/engine/exceptions.py", "class EngineDeadError", "class EngineGoneError"),
         "EngineDeadError in vllm.v1.engine.exceptions: gone",
     ),
-    "a renamed variable": (
-        *("envs.py", '    "VLLM_USE_FLASHINFER_SAMPLER": ', '    "VLLM_FLASHINFER_SAMPLER": '),
-        "variable VLLM_USE_FLASHINFER_SAMPLER: not known any more",
-    ),
+    **{
+        f"a renamed variable, {switch.variable}": (
+            *("envs.py", f'    "{switch.variable}": ', f'    "VLLM_ONCE_{switch.variable}": '),
+            f"variable {switch.variable}: not known any more",
+        )
+        for switch in SWITCHES
+    },
     "another statement": (
         *("model_executor/models/registry.py", 'sys.executable, "-m", ', 'sys.executable, "-P", "-m", '),
         (

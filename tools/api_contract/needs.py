@@ -308,6 +308,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 # Variable that the adapter reads or sets -> the first vLLM that reads it, if that is not OLDEST.
 VARIABLES: Mapping[str, str] = {
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0.17",
     "VLLM_ENGINE_READY_TIMEOUT_S": "0.14",
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "0.24",
 }

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from triton_vllm.startup import compilers, prepare
-from triton_vllm.startup.compilers import OWN, choose, warm_up
+from triton_vllm.startup.compilers import OWN, Compilers, choose, warm_up
 
 
 @pytest.fixture
@@ -34,25 +34,18 @@ def tools(tmp_path):
     return make
 
 
-def test_a_bare_gpu_container_gets_the_environments_compiler_and_no_flashinfer_sampler(prefix, tools):
-    """Nothing is there: kernels are compiled with our own compiler, the sampler is off, the log says both."""
+def test_a_bare_gpu_container_gets_the_environments_compiler(prefix, tools):
+    """Nothing is there: kernels are compiled with our own compiler, and the log says so."""
     chosen = choose({}, tools(), prefix, on_cpu=False)
-    assert chosen.variables == {"CC": str(prefix / "bin" / OWN), "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    assert chosen.variables == {"CC": str(prefix / "bin" / OWN)}
     assert chosen.arguments == {}
-    assert len(chosen.notes) == 2
+    assert len(chosen.notes) == 1
 
 
 def test_the_compilers_of_a_container_are_used(prefix, tools):
-    """Triton finds gcc. FlashInfer would find nvcc, but compiling its sampler takes minutes."""
-    chosen = choose({}, tools("gcc", "g++", "nvcc"), prefix, on_cpu=False)
-    assert chosen.variables == {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    assert "VLLM_USE_FLASHINFER_SAMPLER=1" in chosen.notes[0]
-
-
-def test_the_operators_choice_stays(prefix, tools):
-    """CC and the sampler's variable, once set, are not changed."""
-    given = tools(CC="/opt/cc", VLLM_USE_FLASHINFER_SAMPLER="1")
-    assert choose({}, given, prefix, on_cpu=False).variables == {}
+    """Triton finds gcc. Nor is CC changed once it is set."""
+    assert choose({}, tools("gcc"), prefix, on_cpu=False) == Compilers()
+    assert choose({}, tools(CC="/opt/cc"), prefix, on_cpu=False) == Compilers()
 
 
 def test_without_any_compiler_the_log_names_the_remedy(tmp_path, tools):

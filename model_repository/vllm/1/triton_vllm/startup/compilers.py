@@ -42,12 +42,12 @@ class Compilers:
 def choose(
     engine_args: Mapping[str, Any], environment: Mapping[str, str], prefix: Path, *, on_cpu: bool
 ) -> Compilers:
-    """Return the settings that avoid each compiler that is missing or takes minutes.
+    """Return the settings that avoid each compiler that is missing.
 
     Args:
         engine_args: the operator's arguments. If they choose eager or compiled execution, none is
             added.
-        environment: the process's variables. CC, CXX and VLLM_USE_FLASHINFER_SAMPLER are kept.
+        environment: the process's variables. CC and CXX are kept.
         prefix: the environment's folder.
         on_cpu: whether vLLM runs on a CPU.
     """
@@ -62,8 +62,8 @@ def choose(
         return Compilers(arguments={"enforce_eager": True}, notes=(note,))
     variables: dict[str, str] = {}
     notes = []
-    # 1) Triton's kernel compiler compiles a launcher in C for each kernel, even with enforce_eager
-    #    (triton/runtime/build.py: CC, gcc or clang).
+    # Triton's kernel compiler compiles a launcher in C for each kernel, even with enforce_eager
+    # (triton/runtime/build.py: CC, gcc or clang).
     if "CC" not in environment and not _finds(("gcc", "clang"), path):
         own = prefix / "bin" / OWN
         if own.is_file():
@@ -76,15 +76,6 @@ def choose(
                 "no C compiler here, which GPU kernels need: "
                 "install gcc, or build with --with ziglang"
             )
-    # 2) FlashInfer compiles its sampler. With a CUDA toolkit that took more than 105 s on 16 cores.
-    #    Without one it fails, and vLLM does not look for one.
-    sampler = "VLLM_USE_FLASHINFER_SAMPLER"
-    if sampler not in environment:
-        variables[sampler] = "0"
-        notes.append(
-            f"FlashInfer's sampler is off, because it may compile itself for minutes ({sampler}=1 "
-            "turns it on; it needs a CUDA toolkit with a C++ compiler)"
-        )
     return Compilers(variables=variables, notes=tuple(notes))
 
 

@@ -34,6 +34,7 @@ from triton_vllm.startup import (
     run_folder,
     server_release,
     settings,
+    toolkit,
     warm_cache,
 )
 
@@ -118,6 +119,8 @@ def prepare(
     interpreter.use_environment_python()
     home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)
+    toolkit.refuse(arguments, os.environ, file_name)
+    toolkit.switch_off(os.environ, log)
     run = _make_run_folder(arguments, log)
     # A host that the operator allows could otherwise redirect vLLM to any other host.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
