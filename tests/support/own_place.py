@@ -31,7 +31,7 @@ ENTRIES = ("prefixes", "archives", "stubs", "standins", "wheels", "sources", "ve
 BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "stub_lib", "standin")
 KEPT = {".git", ".tools", ".triton"}  # of the copy; all else that the checkout lacks is removed
 # variables that lead to the user's caches, models and repositories
-ASTRAY: tuple[str, ...] = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+ASTRAY: tuple[str, ...] = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "ZIG_", "CUDA_CACHE_PATH")
 ASTRAY += ("TRANSFORMERS_CACHE", "PIP_CACHE_DIR", "UV_CACHE_DIR", "CONDA_PKGS_DIRS")
 ASTRAY += ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")  # of a hook
 # Users do not set it, and it hid a fault of the packager. Without bytecode each process also compiles all sources again.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.fake_log import FakeLog
-from triton_vllm.startup.home import settle
+from triton_vllm.startup.home import keep_compiled, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,3 +84,33 @@ def test_a_folder_that_others_can_write_is_not_used(home, temporary):
     settle(environment, said := FakeLog())
     assert environment == {}
     assert "XDG_CACHE_HOME" in said.warnings[0]
+
+
+def kept(**environment: str) -> tuple[str | None, str | None]:
+    """Return Triton's and the C compiler's folder."""
+    keep_compiled(environment)
+    return environment.get("TRITON_CACHE_DIR"), environment.get("ZIG_GLOBAL_CACHE_DIR")
+
+
+def test_what_compilers_leave_is_next_to_what_vllm_compiles(tmp_path, monkeypatch):
+    """The same folders in every start, wherever the operator has put vLLM's caches."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for root, environment in (
+        (f"{tmp_path}/.cache/vllm", {}),
+        (f"{tmp_path}/xdg/vllm", {"XDG_CACHE_HOME": f"{tmp_path}/xdg"}),
+        (f"{tmp_path}/volume", {"VLLM_CACHE_ROOT": f"{tmp_path}/volume", "XDG_CACHE_HOME": "/mine"}),
+        (f"{tmp_path}/v", {"VLLM_CACHE_ROOT": "~/v"}),
+    ):
+        assert kept(**environment) == (f"{root}/triton", f"{root}/zig")
+
+
+def test_compilers_keep_the_operators_folders(tmp_path, monkeypatch):
+    """Each for itself."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert kept(TRITON_CACHE_DIR="/mine") == ("/mine", f"{tmp_path}/.cache/vllm/zig")
+    assert kept(ZIG_GLOBAL_CACHE_DIR="/mine") == (f"{tmp_path}/.cache/vllm/triton", "/mine")
+
+
+def test_compilers_use_no_folder_that_cannot_be_written(home):
+    """A C compiler without a cache compiles nothing; it then has its own place below the temporary folder."""
+    assert kept() == kept(VLLM_CACHE_ROOT=f"{home}/.cache/volume") == (None, None)

@@ -16,6 +16,7 @@ from triton_vllm.startup import toolkit
 from triton_vllm.startup.toolkit import SWITCHES, has_toolkit, refuse, switch_off
 
 SAMPLER, DEEP_GEMM, ALL_REDUCE = NAMES = tuple(switch.variable for switch in SWITCHES)
+TRITON = "TRITON_CACHE_DIR"
 ROOT = Path(__file__).parents[4]
 
 
@@ -165,11 +166,11 @@ prepare(args, log, Progress(log))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("own", [{}, dict.fromkeys(NAMES, "1")], ids=["none", "the operator's"])
+@pytest.mark.parametrize("own", [{}, dict.fromkeys((*NAMES, TRITON), "1")], ids=["none", "the operator's"])
 def test_vllm_sees_the_variables_when_it_is_imported(own, packages, host, tmp_path):
     """The whole preparation of a load, up to the import."""
     (packages / "vllm" / "__init__.py").write_text(
-        f"import os\nraise SystemExit(' '.join(os.environ.get(name, '-') for name in {NAMES!r}))\n"
+        f"import os\nraise SystemExit(' '.join(os.environ.get(name, '-') for name in {(*NAMES, TRITON)!r}))\n"
     )
     (tmp_path / "model" / "1").mkdir(parents=True)
     (tmp_path / "model" / "vllm_engine_args.json").write_text('{"model": "m"}')
@@ -178,7 +179,8 @@ def test_vllm_sees_the_variables_when_it_is_imported(own, packages, host, tmp_pa
     config = json.dumps({"model_transaction_policy": {"decoupled": True}})
     command = [sys.executable, "-c", LOAD, str(tmp_path / "model"), config]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1:] == [" ".join([own.get(name, "0") for name in NAMES])]
+    expected = {**dict.fromkeys(NAMES, "0"), TRITON: f"{tmp_path}/.cache/vllm/triton", **own}
+    assert done.stderr.splitlines()[-1:] == [" ".join(expected.values())]
 
 
 def test_every_entry_says_all_that_the_table_is_for():

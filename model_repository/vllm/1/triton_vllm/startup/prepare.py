@@ -119,6 +119,7 @@ def prepare(
     interpreter.use_environment_python()
     home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)
+    home.keep_compiled(os.environ)
     toolkit.refuse(arguments, os.environ, file_name)
     toolkit.switch_off(os.environ, log)
     run = _make_run_folder(arguments, log)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base import official
 from triton_vllm.startup import engine_args
-from triton_vllm.startup.home import private_folder
+from triton_vllm.startup.home import ROOT, private_folder
 from triton_vllm.startup.manifest import FILE_NAME
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ FOLDER = "vllm_cache"
 RECORD = "warm.json"
 WARM = "TRITON_VLLM_WARM"
 """The variable that names the folder which this load must fill; set by ``--warm``."""
-ROOT = "VLLM_CACHE_ROOT"
 # vLLM puts both below its cache root for torch.compile, but not for kernels that it launches itself
 # (seen in 0.22.1).
 _BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
