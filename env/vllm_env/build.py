@@ -28,6 +28,7 @@ from vllm_env.plan import (
 )
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.exchange import remove_abandoned_staging
+from vllm_env.publish.model_config import changes_count
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.serve.leftovers import server_runs
@@ -94,8 +95,10 @@ class _Build:
     def run(self) -> BuildResult:
         target = self.request.model_folder
         published = _published(target, self.plan.key)
-        # The key does not tell that an adopted model has outdated code or configuration.
-        if published and not (self.request.adoption and self.request.adoption.outdated):
+        # The key does not tell that an adopted model has outdated code or configuration, or that
+        # the user asks for another count of instances.
+        outdated = self.request.adoption and self.request.adoption.outdated
+        if published and not outdated and not changes_count(target, self.request.count):
             report.note(f"{target} is up to date; nothing to build")
             # A build that was killed after the exchange has published this model, and has left the
             # old files.
@@ -131,6 +134,7 @@ class _Build:
             sbom=render_sbom(self.lock),
             adopted_from=source,
             stub_libraries=stub.libraries,
+            count=request.count,
         )
         smoke = None
         served: dict[str, Any] = {}

@@ -23,6 +23,7 @@ from vllm_env.model.files import check_model_folder
 from vllm_env.model.manifest import Manifest, read_manifest
 from vllm_env.prefix.prefix import prefix_key
 from vllm_env.publish.adopt import Adoption
+from vllm_env.publish.model_config import changes_count
 from vllm_env.publish.publish import check_writable
 from vllm_env.serve.proof import Subject, recall
 from vllm_env.triton.elsewhere import image_of, triton_elsewhere
@@ -50,6 +51,7 @@ class BuildRequest:
         smoke: whether to serve the result if this machine can.
         smoke_again: whether the user has asked for the smoke run (``--smoke-run``).
         smoke_model: the model of the smoke run if it is not the stand-in.
+        count: the instances to write into ``config.pbtxt``; 0 leaves it as it is.
     """
 
     profile: str | None = None
@@ -67,6 +69,7 @@ class BuildRequest:
     smoke_again: bool = False
     smoke_model: str = ""
     warm: bool = False
+    count: int = 0
     template: Path = TEMPLATE
     adoption: Adoption | None = None
 
@@ -183,6 +186,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     # 1) Where the set goes, and the Triton that will serve it
     check_writable(request.repository, request.model)
     check_model_folder(request.model_folder)
+    changes_count(request.model_folder, request.count)
     # A spec that --save wrote has only one profile: the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None
     root = request.triton_root or installed_triton()

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+from vllm_env.base.errors import UsageError
 from vllm_env.base.report import Console
 from vllm_env.build import build
 from vllm_env.model.manifest import MANIFEST_NAME
@@ -21,6 +22,11 @@ from .options import open_workspace, request_of
 
 def adopt(options: argparse.Namespace, console: Console) -> int:
     """Build a model from ``SOURCE``; with ``--dry-run``, only show the changes."""
+    if options.count:
+        raise UsageError(
+            "--count: an adopted model keeps its instances.",
+            remedy="Omit it. Once the model is adopted, a build of it takes the option.",
+        )
     # Not Path.resolve(): it raises an error for a loop of links, which is reported later.
     source = Path(os.path.realpath(options.folder))
     options.model = options.model or source.name

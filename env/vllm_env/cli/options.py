@@ -61,6 +61,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         smoke_again=options.smoke_run,
         smoke_model=options.smoke_model,
         warm=options.warm,
+        count=options.count,
     )
 
 

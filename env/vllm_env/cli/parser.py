@@ -40,7 +40,7 @@ The build's other options are accepted, and change nothing here.
 # The options of the build that decide about no download, by destination.
 _NOT_FOR_WHEELHOUSE = (
     "keep", "triton_git_url", "boost_url", "jobs", "layout", "model_repository", "model",
-    "smoke_run", "no_smoke_run", "smoke_model", "warm",
+    "count", "smoke_run", "no_smoke_run", "smoke_model", "warm",
 )  # fmt: skip
 _UNPACKS = """\
 Makes the whole environment of a built model in DIR, which must be missing or empty. It is the same
@@ -195,6 +195,13 @@ def build_parser() -> CommandParser:
     place.add_argument(
         "--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)"
     )
+    place.add_argument(
+        "--count",
+        metavar="N",
+        type=_positive,
+        default=0,
+        help="front ends of the engine, in config.pbtxt (default: what it has; 1 in a new one)",
+    )
     lock = parser.add_argument_group("lock")
     use = lock.add_mutually_exclusive_group()
     _add_flag(use, "--locked", "use the lock as it is, or fail")
@@ -240,6 +247,13 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    count = _count(text)
+    if not count:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return count
 
 
 def _add_common(parser: CommandParser) -> None:
@@ -302,6 +316,7 @@ def _adopt() -> CommandParser:
     parser.set_help(
         {
             "model": "default: the name of SOURCE",
+            "count": argparse.SUPPRESS,
             "dry_run": "show what would be made of SOURCE, and build nothing",
         }
     )

@@ -1,7 +1,8 @@
 """Edit the official backend's ``config.pbtxt`` for this project's model; keep everything else.
 
 The text itself is edited, so comments and order stay. protobuf parses it before and after each
-edit. An edit that changes anything but the intended field is discarded.
+edit. An edit that changes anything but the intended field is discarded. The count of instances is
+edited in this project's own configuration, too.
 """
 
 import contextlib
@@ -10,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.model.files import ENVIRONMENT, MODEL_DIRECTORY, parse_config
+from vllm_env.base.filesystem import write_whole
+from vllm_env.model.files import (
+    CONFIG_NAME,
+    ENVIRONMENT,
+    MODEL_DIRECTORY,
+    encode_config,
+    parse_config,
+    read_config_text,
+)
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -59,7 +68,7 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
         if getattr(wanted, field) not in ("", value):
             setattr(wanted, field, value)
             pattern = rf"\b{field}{_GAP}:{_GAP}{_STRING}"
-            text = _edited(file, text, pattern=pattern, value=value, wanted=wanted)
+            text = _edited(file, text, pattern=pattern, value=f'"{value}"', wanted=wanted)
     # 2) The parameter that names the environment.
     place = f"{MODEL_DIRECTORY}/{environment}"
     if ENVIRONMENT not in wanted.parameters:
@@ -69,7 +78,67 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
     if parameter.string_value == place:
         return text
     parameter.string_value = place
-    return _edited(file, text, pattern=_PLACE, value=place, wanted=wanted)
+    return _edited(file, text, pattern=_PLACE, value=f'"{place}"', wanted=wanted)
+
+
+def with_count(file: Path, text: str, count: int) -> str:
+    """Return the configuration with ``count`` instances in its instance group.
+
+    Args:
+        file: the configuration's path, for messages.
+        text: the configuration.
+        count: the number of instances.
+
+    Raises:
+        VllmEnvError: it does not have exactly one group, or no edit gives the intended result.
+    """
+    wanted = parse_config(file, text)
+    groups = wanted.instance_group
+    if len(groups) != 1:
+        raise VllmEnvError(
+            f"{file} has {len(groups)} instance groups.",
+            cause="--count sets the count of one. Each further group has an engine of its own.",
+            remedy="Omit --count and edit the file, or write one group, with count: 1.",
+        )
+    if groups[0].count == count:
+        return text
+    groups[0].count = count
+    pattern = rf"\bcount{_GAP}:{_GAP}(\d+)"
+    return _edited(file, text, pattern=pattern, value=str(count), wanted=wanted)
+
+
+def set_count(model: Path, count: int, current: Path | None = None) -> None:
+    """Set the count of the instance group; write nothing for 0, or if it is already set to it.
+
+    Args:
+        model: the model's folder.
+        count: the number of instances.
+        current: the folder that ``model`` will replace.
+
+    Raises:
+        VllmEnvError: the configuration cannot be edited.
+    """
+    if count:
+        config = model / CONFIG_NAME
+        # As in `set_environment_path`: a relative link leads nowhere from the staging folder.
+        readable = config if config.exists() or not current else current / CONFIG_NAME
+        text = read_config_text(readable)
+        new = with_count(config, text, count)
+        if new != text:
+            write_whole(config, encode_config(new))
+
+
+def changes_count(model: Path, count: int) -> bool:
+    """Return whether ``set_count`` would write; False for a folder without a configuration.
+
+    Raises:
+        VllmEnvError: the configuration cannot be edited.
+    """
+    config = model / CONFIG_NAME
+    if not count or not config.is_file():
+        return False
+    text = read_config_text(config)
+    return with_count(config, text, count) != text
 
 
 def _refuse(file: Path, config: "ModelConfig") -> None:
@@ -96,18 +165,18 @@ def _edited(file: Path, text: str, pattern: str, value: str, wanted: "ModelConfi
     Args:
         file: the configuration's path, for messages.
         text: the configuration before the edit.
-        pattern: matches the field; its first group is the string to replace.
-        value: the new string.
+        pattern: matches the field; its first group is the value to replace.
+        value: the new value, as the text has it.
         wanted: the configuration after the edit.
     """
     for match in re.finditer(pattern, text):
-        new = f'{text[: match.start(1)]}"{value}"{text[match.end(1) :]}'
+        new = f"{text[: match.start(1)]}{value}{text[match.end(1) :]}"
         # A match may be in a comment or in another string. Then the text no longer parses, or
         # it parses as another configuration.
         with contextlib.suppress(VllmEnvError):
             if parse_config(file, new) == wanted:
                 return new
     raise VllmEnvError(
-        f"{file} cannot be edited: no string in it could be replaced to make it name {value!r}.",
+        f"{file} cannot be edited: no value in it could be replaced to make it say {value}.",
         remedy="Write that field once, on a line of its own, as Triton's documentation has it.",
     )

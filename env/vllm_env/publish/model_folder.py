@@ -45,6 +45,7 @@ from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
 from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME
 
 from .exchange import STAGING, staging_in
+from .model_config import set_count
 
 # The order in which the files are renamed into place. The manifest makes a set valid, so it is
 # last.
@@ -72,6 +73,7 @@ class BuiltSet:
         adopted_from: the official backend's model folder if the model is adopted. The template is
             then made from it.
         stub_libraries: the folder that belongs next to the stub.
+        count: the instances to write into the configuration; 0 leaves it as it is.
     """
 
     stub: Path | None
@@ -81,6 +83,7 @@ class BuiltSet:
     sbom: str
     adopted_from: Path | None = None
     stub_libraries: Path | None = None
+    count: int = 0
 
 
 def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
@@ -91,6 +94,7 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
         missing = stage_additions(built, template, new, staging / "missing")
         place_additions(built, missing, new)
     set_environment_path(new, built.layout.environment, current)
+    set_count(new, built.count, current)
 
 
 def _link_tree(source: Path, target: Path) -> None:
@@ -133,6 +137,7 @@ def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path
         shutil.copytree(template, missing, ignore=ignore, dirs_exist_ok=True)
         shutil.copy2(template / CONFIG_NAME, missing / CONFIG_NAME)
         set_environment_path(missing, built.layout.environment)
+        set_count(missing, built.count)
         # The copied folders are read-only if the template's are. Later the files are moved out of
         # them.
         for path in (missing, *missing.rglob("*")):
@@ -324,6 +329,7 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
             _place_code(staging, new / CODE, aside=staging)
     write_set(built, new, linked=True)
     set_environment_path(new, built.layout.environment)
+    set_count(new, built.count)
 
 
 def copy_code(source: Path, target: Path) -> None:

@@ -44,6 +44,7 @@ from .exchange import (
     remove_abandoned_staging,
     staging_in,
 )
+from .model_config import set_count
 from .model_folder import (
     BUILT_NAMES,
     BuiltSet,
@@ -71,7 +72,8 @@ def publish(
     """Place a built set in ``repository/model`` and return that folder.
 
     A repository without the model gets one from ``template``. The user's files stay as they are.
-    Only EXECUTION_ENV_PATH in ``config.pbtxt`` changes if the layout changes.
+    In ``config.pbtxt`` only EXECUTION_ENV_PATH changes if the layout changes, and the instances'
+    count if the set has one.
 
     Raises:
         VllmEnvError: the repository cannot be written or is full. Or a volume is mounted over a
@@ -188,6 +190,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             for name in others:
                 _place(staging / name, target / name)
             place_additions(built, missing, target)
+            set_count(target, built.count)
             set_environment_path(target, built.layout.environment)
             # 3) Remove the files of another layout, and a stub that this set does not have. A small
             # archive next to another build's parts would not start.

@@ -39,6 +39,19 @@ def test_what_stands_there_already_is_not_built_again(
     assert (third.smoke, third.warmed) == (None, None)
 
 
+def test_another_count_is_built_and_served(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
+    """Once; and a build without the option leaves it."""
+    build_all(workspace, request_)
+    again = build_all(workspace, replace(request_, count=2))
+    config = request_.model_folder / "config.pbtxt"
+    assert (again.rebuilt, "count: 2" in config.read_text()) == (True, True)
+    stages.called.clear()
+    assert not build_all(workspace, replace(request_, count=2)).rebuilt
+    assert not build_all(workspace, request_).rebuilt
+    assert stages.called == ["plan", "plan"]
+    assert "count: 2" in config.read_text()
+
+
 def test_what_a_killed_build_has_left_is_removed(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
     """A build that is killed after it has exchanged the folders leaves the old one."""
     build_all(workspace, request_)

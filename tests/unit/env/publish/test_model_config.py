@@ -8,7 +8,7 @@ import pytest
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.model.files import parse_config
-from vllm_env.publish.model_config import rewrite_config
+from vllm_env.publish.model_config import rewrite_config, with_count
 
 FILE = Path("config.pbtxt")
 PLACE = "$$TRITON_MODEL_DIRECTORY/vllm_env"
@@ -81,5 +81,45 @@ def test_what_cannot_be_rewritten_is_refused(text: str, said: str) -> None:
     """With the file and a remedy."""
     with pytest.raises(VllmEnvError, match=said) as caught:
         rewritten(text)
+    assert caught.value.what.startswith("config.pbtxt ")
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "instance_group [\n  {\n    count: 1 # mine\n  }\n]\n# count: 1",
+            "instance_group [\n  {\n    count: 4 # mine\n  }\n]\n# count: 1",
+        ),
+        (
+            "# count: 9\ninstance_group { kind: KIND_MODEL count : 2 }",
+            "# count: 9\ninstance_group { kind: KIND_MODEL count : 4 }",
+        ),
+        ("instance_group { count: 4 }", "instance_group { count: 4 }"),
+        (
+            'parameters { key: "count" value { string_value: "count: 1" } } instance_group { count:1 secondary_devices { } }',
+            'parameters { key: "count" value { string_value: "count: 1" } } instance_group { count:4 secondary_devices { } }',
+        ),
+    ],
+)
+def test_only_the_groups_count_is_replaced(before: str, after: str) -> None:
+    """Comments, spaces and what only looks like the field stay."""
+    assert with_count(FILE, before, 4) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name: "x"', "has 0 instance groups"),
+        ("instance_group [{ count: 1 }, { count: 1 }]", "has 2 instance groups"),
+        ("instance_group { kind: KIND_MODEL }", "cannot be edited"),
+        ("instance_group { count: x }", "as a model configuration"),
+    ],
+)
+def test_a_count_that_cannot_be_set_is_refused(text: str, said: str) -> None:
+    """With the file and a remedy."""
+    with pytest.raises(VllmEnvError, match=said) as caught:
+        with_count(FILE, text, 4)
     assert caught.value.what.startswith("config.pbtxt ")
     assert caught.value.remedy

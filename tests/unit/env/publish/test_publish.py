@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -445,3 +446,24 @@ def test_layouts_replace_each_other(way: str, tmp_path: Path, repository: Path) 
             part = model / "vllm_env.parts" / "000.tar.gz"
             assert (part.read_text(), _mode(part)) == (str(number), 0o644)
     assert _no_strays(repository)
+
+
+def _config(model: Path) -> str:
+    return (model / "config.pbtxt").read_text()
+
+
+def test_the_count_is_written_if_it_is_given(built: BuiltSet, repository: Path, way: str) -> None:
+    """Into a new model and over a user's file, where nothing else changes; without it the user's stays."""
+    model = publish(_WORKSPACE, replace(built, count=3), repository, "vllm", _TEMPLATE)
+    assert "\n    count: 3\n" in _config(model)
+    (model / "config.pbtxt").write_text(_config(model).replace("count: 3", "count: 5 # mine"))
+    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    mine = _config(model)
+    assert "count: 5 # mine" in mine
+    publish(_WORKSPACE, replace(built, count=2), repository, "vllm", _TEMPLATE)
+    assert _config(model) == mine.replace("count: 5", "count: 2")
+
+
+def test_a_new_model_has_one_instance(built: BuiltSet, repository: Path, way: str) -> None:
+    """Every vLLM can serve it."""
+    assert "\n    count: 1\n" in _config(publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE))
