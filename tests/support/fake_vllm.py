@@ -10,6 +10,7 @@ import asyncio
 import enum
 import sys
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -198,4 +199,6 @@ def install(others: Mapping[str, Any] | None = None) -> ModuleType:
         for count in range(1, len(parts) + 1):
             sys.modules.setdefault(".".join(parts[:count]), ModuleType(".".join(parts[:count])))
         vars(sys.modules[name]).update(vars(content))
+    # `importlib.util.find_spec` raises for a module without one
+    sys.modules["vllm"].__spec__ = ModuleSpec("vllm", None)
     return sys.modules["vllm"]

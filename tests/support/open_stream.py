@@ -77,13 +77,13 @@ class OpenStream:
         return self.events
 
     def wait_end(self, timeout: float = 300.0) -> Event:
-        """Return the last event: a final response or an error."""
-        return self.wait(1 << 30, timeout)[-1]
+        """Return how the request ended: the error, which the final response follows, or the final response."""
+        return next(event for event in self.wait(1 << 30, timeout) if event.error or event.final)
 
     @property
     def ended(self) -> bool:
         """Whether the request has ended, well or not."""
-        return bool(self.events) and (self.events[-1].final or bool(self.events[-1].error))
+        return any(event.error or event.final for event in self.events)
 
     def _take(self, result: Any, error: InferenceServerException | None) -> None:
         at = now()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Response:
-    """One response of a stream: tensors by name, request parameters, or the error's text."""
+    """One response of a stream: tensors by name, request parameters, or the error's text, which the final response follows."""
 
     request_id: str
     tensors: Mapping[str, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ def tensor(name: str, value: Any) -> Any:
 
 def _response(result: Any, error: InferenceServerException | None) -> Response:
     if error is not None:
-        return Response("", final=True, error=error.message())
+        return Response("", error=error.message())
     raw = result.get_response()
     final = raw.parameters["triton_final_response"].bool_param if "triton_final_response" in raw.parameters else False
     names = [output.name for output in raw.outputs]
