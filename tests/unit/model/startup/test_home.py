@@ -109,6 +109,14 @@ def test_compilers_keep_the_operators_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert kept(TRITON_CACHE_DIR="/mine") == ("/mine", f"{tmp_path}/.cache/vllm/zig")
     assert kept(ZIG_GLOBAL_CACHE_DIR="/mine") == (f"{tmp_path}/.cache/vllm/triton", "/mine")
+    assert kept(TRITON_HOME="/mine") == (None, f"{tmp_path}/.cache/vllm/zig")
+
+
+def test_triton_compiles_there_too_if_no_home_can_be_written(home, temporary):
+    """The home in the temporary folder is ours, and not the operator's."""
+    settle(environment := {}, FakeLog())
+    assert environment["TRITON_HOME"]
+    assert kept(**environment)[0] == f"{environment['XDG_CACHE_HOME']}/vllm/triton"
 
 
 def test_compilers_use_no_folder_that_cannot_be_written(home):

@@ -79,8 +79,11 @@ def keep_compiled(environment: MutableMapping[str, str]) -> None:
     # Without this folder, the compilers use their own places.
     if not _is_writable(root):
         return
-    for name, folder in _COMPILED.items():
-        environment.setdefault(name, str(root / folder))
+    # TRITON_CACHE_DIR would take Triton's kernels out of a folder that the operator has named.
+    home = environment.get("TRITON_HOME")
+    theirs = {"TRITON_CACHE_DIR"} if home and home != environment.get(CACHE) else set()
+    for name in _COMPILED.keys() - theirs:
+        environment.setdefault(name, str(root / _COMPILED[name]))
 
 
 def private_folder() -> Path:
