@@ -240,6 +240,26 @@ def test_tools_of_all_kinds_are_taken_because_no_server_runs_them(path):
     assert "tool_server" in arguments.OURS
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_tools_that_messages_add_count_with_the_others(path):
+    """Anthropic's `tool_addition`; vLLM makes one list of all."""
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    part = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}}
+    named = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}
+
+    def check(*parts, tools):
+        body = {"messages": [*HELLO, {"role": "system", "content": [*parts]}], "tools": [tool] * tools}
+        checked(path, body, USUAL, replace(FACTS, max_tokens=100_000))
+
+    check(*[part] * 200, *[named] * 600, tools=312)
+    with pytest.raises(AdapterError, match="tools has 513 entries"):
+        check(*[part] * 201, tools=312)
+    tool = {"name": "f", "input_schema": {"x" * USUAL.max_parameter_bytes: 1}}
+    part["tool"]["definition"] = tool  # type: ignore[index]
+    with pytest.raises(AdapterError, match=r"tools has .* characters"):
+        check(part, tools=0)
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
 def test_lists_of_many_kinds_are_looked_at_later(path):
     """Only a response has such lists."""

@@ -220,6 +220,7 @@ def _conversation(
     """Check a conversation; return its messages if they have media."""
     # 1) Messages
     lengths: list[int] = []
+    added: list[Any] = []
     messages = body.get("messages") or ()
     if messages:
         if not isinstance(messages, list) or not all(_is_message(item) for item in messages):
@@ -233,6 +234,7 @@ def _conversation(
             texts = _Texts(limits)
             for number, message in enumerate(messages):
                 texts.check(message.get("content"), f"messages[{number}].content")
+            added = texts.tools
     if lengths and not facts.multimodal:
         raise UnsupportedError("messages: this model takes texts only")
     # 2) What the other protocols have in place of messages
@@ -245,7 +247,7 @@ def _conversation(
             for key in ("content", "output", "summary") if isinstance(item, dict) else ():
                 texts.check(item.get(key), f"input[{number}].{key}")
     # 3) The rest
-    _check_tools(limits, body.get("tools") or [])
+    _check_tools(limits, body.get("tools") or [], added)
     # The arguments of a template may be texts, too.
     prompt = (*route.conversation, "chat_template_kwargs")
     characters = sum(_characters(body.get(name)) for name in prompt)
@@ -253,13 +255,16 @@ def _conversation(
     return tuple(messages) if lengths else ()
 
 
-def _check_tools(limits: Limits, tools: Any) -> None:
-    """Check the size of tools. vLLM runs none of them, so their kinds do not matter.
+def _check_tools(limits: Limits, tools: Any, added: list[Any]) -> None:
+    """Check the size of tools, with those that messages add.
+
+    vLLM runs none of them, so their kinds do not matter.
 
     Only its argument ``tool_server`` would make it run some. ``arguments.OURS`` refuses it.
     """
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise FieldError("tools", "tools must be a list of objects")
+    tools = tools + added
     # A namespace has tools of its own.
     inner = [tool["tools"] for tool in tools if isinstance(tool.get("tools"), list)]
     count = len(tools) + sum(map(len, inner))
@@ -276,11 +281,15 @@ class _Texts:
 
     Args:
         limits: the model's limits.
+
+    Attributes:
+        tools: the tools that the contents define. vLLM adds them to the request's own.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._count = 0
+        self.tools: list[Any] = []
 
     def check(self, content: Any, name: str) -> None:
         """Check a content; its parts and those of the contents before count together."""
@@ -307,6 +316,10 @@ class _Texts:
             # Clients write defaults, too: `"file_id": null`.
             if value is not None and _MEDIA.fullmatch(key):
                 raise InvalidRequestError(f"{name}: '{shown(key)}' is not taken here; {_TAKEN}")
+        # Anthropic's `tool_addition`
+        tool = part.get("tool")
+        if isinstance(tool, dict) and isinstance(tool.get("definition"), dict):
+            self.tools.append(tool["definition"])
         self.check(part.get("content"), f"{name}.content")
 
 
