@@ -200,6 +200,19 @@ def test_a_dry_run_says_who_does_not_answer(index: str, small_tree: Path, tmp_pa
         assert unknown == f"unknown: the wheel index {refusing} answers 403 Client Error"
 
 
+def test_no_message_has_a_password(index: str, tmp_path: Path) -> None:
+    """Users copy messages into tickets, and the remote of a checkout often has a token."""
+    closed, sha = "http://me:sec@ret@127.0.0.1:9", "f" * 40
+    unknown = _forecast(tmp_path / "cache", sha, wheel_index=closed)
+    assert unknown == "unknown: the wheel index http://****@127.0.0.1:9 does not answer"
+    unknown = _forecast(tmp_path / "cache", sha, wheel_index=index, git_url="http://me:secret@127.0.0.1:9/vllm.git")
+    assert "http://****@127.0.0.1:9/vllm.git does not answer" in unknown
+    pin = Pin("wheel", f"{closed}/vllm-1-py3-none-any.whl")
+    with pytest.raises(VllmEnvError) as caught:
+        _resolve(tmp_path / "cache", pin)
+    assert "ret@" not in f"{caught.value.what} {pin}"
+
+
 @pytest.mark.usefixtures("small_cache")  # it has the interpreter that builds the wheel
 def test_a_source_tree_is_built_with_its_commit(small_tree: Path, tmp_path: Path) -> None:
     """Clean: the commit is known, also the second time. Changed: none is claimed, and its wheel is kept by its content."""

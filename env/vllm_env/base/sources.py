@@ -48,7 +48,8 @@ def pip_settings(sources: list[Source], empty: Path) -> dict[str, str]:
 
 def masked(text: str) -> str:
     """Return a text without the names and passwords of its URLs."""
-    return re.sub(r"://[^/\s@]+@", "://****@", text)
+    # pip takes all before the last @: a password may have one.
+    return re.sub(r"://[^/\s]+@", "://****@", text)
 
 
 def uv_places(*names: str) -> list[str]:

@@ -9,6 +9,7 @@ from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import put_in_place
 from vllm_env.base.network import NetworkError
 from vllm_env.base.process import run
+from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 
 from .spec import Spec
@@ -88,8 +89,8 @@ def forecast_commit(workspace: Workspace, spec: Spec) -> str:
     # 1) Ask the index.
     if workspace.network.offline:
         return "unknown: with --offline the wheel index is not asked"
-    index = index_of(spec)
-    if not workspace.network.answers(index):
+    index = masked(index_of(spec))
+    if not workspace.network.answers(index_of(spec)):
         return f"unknown: the wheel index {index} does not answer"
     with workspace.cache.staging() as staging:
         for url in _index_urls(spec):
@@ -114,11 +115,12 @@ def forecast_commit(workspace: Workspace, spec: Spec) -> str:
 
 def _forecast_git(workspace: Workspace, spec: Spec, staging: Path) -> str:
     sha = spec.pin.value
-    url = git_url_of(spec)
-    no_wheel = f"the wheel index {index_of(spec)} has none"
+    url = masked(git_url_of(spec))
+    index = masked(index_of(spec))
+    no_wheel = f"the wheel index {index} has none"
     try:
         # Without files and trees. A server that knows no filters sends them.
-        _fetch(workspace, url, sha, staging / "asked", ["--filter=tree:0"])
+        _fetch(workspace, git_url_of(spec), sha, staging / "asked", ["--filter=tree:0"])
     except NetworkError as error:
         return f"unknown: {no_wheel}, and {url} does not answer. {error.cause}"
     except CommandError as error:
@@ -126,7 +128,7 @@ def _forecast_git(workspace: Workspace, spec: Spec, staging: Path) -> str:
             raise
         raise VllmEnvError(
             f"{spec.pin}: there is no such commit.",
-            cause=f"Neither the wheel index {index_of(spec)} nor {url} has it.",
+            cause=f"Neither the wheel index {index} nor {url} has it.",
             remedy="Check the SHA. For a commit of a fork, give its repository with --git-url.",
         ) from error
     return f"to be built from {url}: {no_wheel}; to compile vLLM takes hours"
@@ -154,4 +156,4 @@ def _fetch(
     run(["git", "init", "--quiet", work], what="make a git repository", remedy="Install git.")
     # git clone takes only branches and tags. A fetch takes a SHA, and without the history.
     fetch = ["-C", work, "fetch", "--quiet", "--depth", "1", *options, url, sha]
-    workspace.network.git(fetch, f"fetch commit {sha} from {url}", remedy=_FETCH_REMEDY)
+    workspace.network.git(fetch, f"fetch commit {sha} from {masked(url)}", remedy=_FETCH_REMEDY)

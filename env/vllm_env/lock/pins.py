@@ -22,6 +22,7 @@ from packaging.utils import parse_wheel_filename
 
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 
 from .commits import (
@@ -109,9 +110,9 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
         file = Path(pin.value)
         return _of_wheel(file.resolve(), origin=f"wheel {file.name}")
     if cached_wheel(folder_of_url(workspace, pin.value)) is None:
-        _refuse_in_dry_run(workspace, pin, f"to be fetched: {pin.value}")
+        _refuse_in_dry_run(workspace, pin, f"to be fetched: {masked(pin.value)}")
     wheel = fetch_wheel(workspace, pin.value, str(pin))
-    return _of_wheel(wheel, origin=f"wheel {urllib.parse.unquote(pin.value)}")
+    return _of_wheel(wheel, origin=f"wheel {urllib.parse.unquote(masked(pin.value))}")
 
 
 def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
@@ -151,7 +152,7 @@ def _declared_name(metadata: str) -> str:
 
 def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
     sha = spec.pin.value
-    built = f"git {git_url_of(spec)} at {sha}"
+    built = f"git {masked(git_url_of(spec))} at {sha}"
     folder = build_folder(workspace, spec, sha)
     wheel = cached_wheel(folder)
     if wheel:
@@ -160,7 +161,7 @@ def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
         _refuse_in_dry_run(workspace, spec.pin, forecast_commit(workspace, spec))
     wheel = fetch_commit_wheel(workspace, spec)
     if wheel:
-        origin = f"per-commit wheel index {index_of(spec)}"
+        origin = f"per-commit wheel index {masked(index_of(spec))}"
         return _of_wheel(wheel, commit=sha, origin=origin)
     tree = clone_commit(workspace, spec)
     wheel = build_wheel(workspace, tree, spec, folder, commit=sha)

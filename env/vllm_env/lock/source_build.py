@@ -13,6 +13,7 @@ from vllm_env.base.errors import SPACE_REMEDY, CommandError, UsageError, VllmEnv
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.machine import EPOCH
 from vllm_env.base.network import NetworkError
+from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import choose_layer, install_layer
 
@@ -196,7 +197,7 @@ def _build_variables(
     if "://" in location:
         # Fetched here: vLLM's build knows neither --offline nor pip's certificates, and fetches the
         # wheel again after each change of the tree.
-        location = str(fetch_wheel(workspace, location, f"{_LOCATION} {location}"))
+        location = str(fetch_wheel(workspace, location, f"{_LOCATION} {masked(location)}"))
     elif not location and os.environ.get("VLLM_USE_PRECOMPILED", "").lower() in ("1", "true"):
         workspace.network.require(f"ask vLLM's wheel index for compiled parts ({_LOCATION})")
     variables[_LOCATION] = location

@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.filesystem import require_writable, write_whole
+from vllm_env.base.sources import masked
 from vllm_env.base.workspace import CHECKOUT
 
 if sys.version_info >= (3, 11):
@@ -59,7 +60,7 @@ class Pin:
     value: str
 
     def __str__(self) -> str:
-        return f"{PIN_OPTIONS[self.kind]} {self.value}"
+        return f"{PIN_OPTIONS[self.kind]} {masked(self.value)}"
 
 
 @dataclass(frozen=True)

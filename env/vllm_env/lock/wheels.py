@@ -4,6 +4,7 @@ from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 
 
@@ -44,7 +45,7 @@ def fetch_wheel(workspace: Workspace, url: str, what: str) -> Path:
     with workspace.cache.staging() as staging:
         workspace.network.pip_command(
             ["download", "--no-deps", "--quiet", "--dest", staging, url],
-            f"download {url}",
+            f"download {masked(url)}",
             # TMPDIR: a killed pip then leaves nothing in other folders.
             env={"TMPDIR": str(staging)},
             remedy="Check the URL of the wheel.",
