@@ -196,7 +196,9 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
     """Fill a folder with everything that a build would download."""
     workspace = open_workspace(options)
     # Serve nothing here: the machine that fills a wheelhouse is seldom the one that serves.
-    request = dataclasses.replace(request_of(options), smoke=False, warm=False)
+    request = dataclasses.replace(
+        request_of(options), smoke=False, smoke_again=False, smoke_model="", warm=False, count=0
+    )
     folder = options.folder
     require_writable(folder, str(folder))
     lock = (

@@ -154,6 +154,19 @@ def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
     assert "No space: Triton's extraction for the smoke run" in capsys.readouterr().err
 
 
+def test_options_that_change_no_download_refuse_no_wheelhouse(
+    locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same options as of the build: there, a configuration without an instance group refuses --count."""
+    model = tmp_path / "repository" / "m"
+    model.mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "python"\n')
+    options = ["--profile", "cpu", "--model-repository", model.parent, "--model", "m", "--count", "2"]
+    assert _run(*locked, *options) == 1
+    assert "0 instance groups" in capsys.readouterr().err
+    assert _run("wheelhouse", tmp_path / "house", *locked, *options) == 0, capsys.readouterr().err
+
+
 def test_a_dry_run_of_a_wheelhouse_fetches_nothing(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says how many wheels there would be, and the folder is not even made."""
     assert _run("wheelhouse", tmp_path / "house", *locked, "--profile", "cpu") == 0
