@@ -68,7 +68,9 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
         if getattr(wanted, field) not in ("", value):
             setattr(wanted, field, value)
             pattern = rf"\b{field}{_GAP}:{_GAP}{_STRING}"
-            text = _edited(file, text, pattern=pattern, value=f'"{value}"', wanted=wanted)
+            text = _edited(
+                file, text, pattern=pattern, value=f'"{value}"', wanted=wanted, field=field
+            )
     # 2) The parameter that names the environment.
     place = f"{MODEL_DIRECTORY}/{environment}"
     if ENVIRONMENT not in wanted.parameters:
@@ -78,7 +80,9 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
     if parameter.string_value == place:
         return text
     parameter.string_value = place
-    return _edited(file, text, pattern=_PLACE, value=f'"{place}"', wanted=wanted)
+    return _edited(
+        file, text, pattern=_PLACE, value=f'"{place}"', wanted=wanted, field="string_value"
+    )
 
 
 def with_count(file: Path, text: str, count: int) -> str:
@@ -104,7 +108,7 @@ def with_count(file: Path, text: str, count: int) -> str:
         return text
     groups[0].count = count
     pattern = rf"\bcount{_GAP}:{_GAP}(\d+)"
-    return _edited(file, text, pattern=pattern, value=str(count), wanted=wanted)
+    return _edited(file, text, pattern=pattern, value=str(count), wanted=wanted, field="count")
 
 
 def set_count(model: Path, count: int, current: Path | None = None) -> None:
@@ -159,7 +163,9 @@ def _refuse(file: Path, config: "ModelConfig") -> None:
     )
 
 
-def _edited(file: Path, text: str, pattern: str, value: str, wanted: "ModelConfig") -> str:
+def _edited(
+    file: Path, text: str, *, pattern: str, value: str, wanted: "ModelConfig", field: str
+) -> str:
     """Return the text after one edit, which must parse as ``wanted``.
 
     Args:
@@ -168,6 +174,7 @@ def _edited(file: Path, text: str, pattern: str, value: str, wanted: "ModelConfi
         pattern: matches the field; its first group is the value to replace.
         value: the new value, as the text has it.
         wanted: the configuration after the edit.
+        field: the field's name, for messages.
     """
     for match in re.finditer(pattern, text):
         new = f"{text[: match.start(1)]}{value}{text[match.end(1) :]}"
@@ -177,6 +184,6 @@ def _edited(file: Path, text: str, pattern: str, value: str, wanted: "ModelConfi
             if parse_config(file, new) == wanted:
                 return new
     raise VllmEnvError(
-        f"{file} cannot be edited: no value in it could be replaced to make it say {value}.",
-        remedy="Write that field once, on a line of its own, as Triton's documentation has it.",
+        f"{file} cannot be edited: no {field} in it could be replaced by {value}.",
+        remedy=f"Write `{field}: {value}` there yourself, on a line of its own.",
     )

@@ -113,7 +113,7 @@ def test_only_the_groups_count_is_replaced(before: str, after: str) -> None:
     [
         ('name: "x"', "has 0 instance groups"),
         ("instance_group [{ count: 1 }, { count: 1 }]", "has 2 instance groups"),
-        ("instance_group { kind: KIND_MODEL }", "cannot be edited"),
+        ("instance_group { kind: KIND_MODEL }", "cannot be edited: no count in it could be replaced by 4"),
         ("instance_group { count: x }", "as a model configuration"),
     ],
 )
