@@ -94,6 +94,13 @@ def _refuse_in_dry_run(workspace: Workspace, pin: Pin, forecast: str) -> None:
 def _from_source(workspace: Workspace, spec: Spec) -> PinnedVllm:
     # An editable install would only point to the tree and cannot be packed, so a wheel is built.
     tree = Path(spec.pin.value).resolve()
+    # The copy would be a part of what it copies.
+    cache = workspace.cache.root.resolve()
+    if cache.is_relative_to(tree):
+        raise UsageError(
+            f"{spec.pin}: the cache {cache} is in this tree.",
+            remedy="Set VLLM_ENV_CACHE to a folder outside of it.",
+        )
     digest = tree_digest(tree)
     commit = commit_of(tree)
     # The version in the wheel comes from the history, also that of a tree with changes.

@@ -24,9 +24,10 @@ from .wheels import fetch_wheel, keep_wheel
 _LOCATION = "VLLM_PRECOMPILED_WHEEL_LOCATION"
 _COMMIT = "VLLM_PRECOMPILED_WHEEL_COMMIT"
 # The variables that vLLM's setup.py and CMakeLists.txt, torch's cpp_extension, setuptools-scm and
-# the compilers read (0.33.0). All of vLLM's: a fork may read one that we do not know.
+# the compilers read (0.33.0). All of vLLM's but the server's key: a fork may read one that we do
+# not know.
 _CHANGES_WHEEL = re.compile(
-    r"VLLM_(?!ENV_)\w+|\w+_SRC_DIR|FETCHCONTENT_SOURCE_DIR_\w+|ACL_ROOT_DIR|TORCH_NIGHTLY"
+    r"VLLM_(?!ENV_|API_KEY$)\w+|\w+_SRC_DIR|FETCHCONTENT_SOURCE_DIR_\w+|ACL_ROOT_DIR|TORCH_NIGHTLY"
     r"|TORCH_CUDA_ARCH_LIST|PYTORCH_ROCM_ARCH|CUDA_(HOME|PATH|ROOT)|CUDAT?OOLKIT_ROOT|ROCM_\w+"
     r"|HIP_\w+|CMAKE_(?!BUILD_PARALLEL_LEVEL)\w+|SETUPTOOLS_SCM_\w+|CC|CXX|CUDACXX|CUDAHOSTCXX"
     r"|NVCC_(APPEND|PREPEND)_FLAGS|(C|CPP|CXX|CUDA|LD|RUST)FLAGS"

@@ -61,7 +61,7 @@ def test_a_variable_that_changes_the_wheel_is_in_its_key(name: str, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "name", ["MAX_JOBS", "NVCC_THREADS", "CMAKE_BUILD_PARALLEL_LEVEL", "VLLM_ENV_CACHE", "CUDA_VISIBLE_DEVICES"]
+    "name", ["MAX_JOBS", "NVCC_THREADS", "CMAKE_BUILD_PARALLEL_LEVEL", "VLLM_ENV_CACHE", "VLLM_API_KEY", "CUDA_VISIBLE_DEVICES"]
 )
 def test_a_variable_that_changes_only_the_speed_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wheel in the cache stays the right one."""
@@ -152,3 +152,12 @@ def test_a_failed_build_is_explained(line: str, cause: str, remedy: str, tmp_pat
     assert remedy in error.remedy
     assert error.remedy.endswith(f"The output: {log}.")
     assert len(error.lines()) == 3
+
+
+def test_a_cache_in_the_tree_is_refused(tmp_path: Path) -> None:
+    """The copy would be a part of what is copied; nothing is made in the user's tree."""
+    spec = Spec("cuda", Pin("source", str(tmp_path)), "vllm", "3.12")
+    with pytest.raises(UsageError, match="is in this tree") as caught:
+        resolve_pin(workspace_in(tmp_path / "cache"), spec)
+    assert "VLLM_ENV_CACHE" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
