@@ -114,7 +114,8 @@ def test_compilers_keep_the_operators_folders(tmp_path, monkeypatch):
 
 def test_triton_compiles_there_too_if_no_home_can_be_written(home, temporary):
     """The home in the temporary folder is ours, and not the operator's."""
-    settle(environment := {}, FakeLog())
+    environment: dict[str, str] = {}
+    settle(environment, FakeLog())
     assert environment["TRITON_HOME"]
     assert kept(**environment)[0] == f"{environment['XDG_CACHE_HOME']}/vllm/triton"
 
