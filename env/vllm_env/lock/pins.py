@@ -103,7 +103,7 @@ def _from_source(workspace: Workspace, spec: Spec) -> PinnedVllm:
         )
     digest = tree_digest(tree)
     commit = commit_of(tree)
-    # The version in the wheel comes from the history, also that of a tree with changes.
+    # The version in the wheel comes from the history, even if the tree has changes.
     folder = build_folder(workspace, spec, digest, commit, history_of(tree))
     wheel = cached_wheel(folder)
     if wheel is None:

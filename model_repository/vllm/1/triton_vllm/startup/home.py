@@ -22,8 +22,8 @@ CACHE = "XDG_CACHE_HOME"
 ROOT = "VLLM_CACHE_ROOT"
 """vLLM's variable for the folder of its caches."""
 _COMPILED = {
-    # vLLM sets it in a start that compiles, but not in one that loads what was compiled. So Triton
-    # compiled its kernels once more in the second start, to another folder: 50.7 s for 28.6 s on an
+    # vLLM sets it in a start that compiles, but not in one that loads a compiled model. So Triton
+    # compiled its kernels again in the second start, to another folder: 50.7 s for 28.6 s on an
     # H200 (vLLM 0.33.0).
     "TRITON_CACHE_DIR": "triton",
     # The environment's own C compiler compiles its libraries first, in 6 s, to 49 MB. Its usual
