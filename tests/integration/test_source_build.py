@@ -193,17 +193,25 @@ def test_an_interrupted_build_leaves_the_tree_as_it_is(
     monkeypatch.setenv("VLLM_TEST_PIPE", str(tmp_path / "pipe"))
     spec = small_build.make_spec(tmp_path / "spec", tree)
     environment = small_build.environment(small_cache)
-    with subprocess.Popen(
-        small_build.command(tmp_path / "models", "--spec", spec),
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        # as in a terminal: a shell's background programs, and perhaps these tests, ignore it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as running:
-        wait_for(lambda: builds.is_file() and Path(builds.read_text().strip(), "vllm/_built.py").is_file(), "the build")
+    output = tmp_path / "output"
+    with (
+        output.open("w") as file,
+        subprocess.Popen(
+            small_build.command(tmp_path / "models", "--spec", spec),
+            env=environment,
+            stderr=file,
+            # as in a terminal: a shell's background programs, and perhaps these tests, ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        ) as running,
+    ):
+
+        def builds_now() -> bool:
+            assert running.poll() is None, output.read_text()
+            return builds.is_file() and Path(builds.read_text().strip(), "vllm/_built.py").is_file()
+
+        wait_for(builds_now, lambda: f"the build, after {output.read_text()}")
         running.send_signal(number)
-        _, errors = running.communicate(timeout=60)
+        running.wait(timeout=60)
     copy = Path(builds.read_text().strip())
     assert _state(tree) == before
     if number == signal.SIGKILL:
@@ -211,7 +219,7 @@ def test_an_interrupted_build_leaves_the_tree_as_it_is(
         subprocess.run(command, env=environment, check=True, capture_output=True)
         wait_for(lambda: not _reads(tmp_path / "pipe"), "the end of what uv started")
     else:
-        assert running.returncode == 130, errors
+        assert running.returncode == 130, output.read_text()
     assert not copy.exists()
     assert list((small_cache / "build").iterdir()) == []
     assert not list(small_cache.glob("wheels/*/*.whl"))
