@@ -66,9 +66,9 @@ def test_a_cancelled_job_is_found_and_others_are_left_alone(clock):
     assert [channel.asked for channel in channels] == [2 if i == 7 else 3 for i in range(50)]
 
 
-def test_a_look_begins_every_50_ms_with_60_in_flight(clock):
+def test_a_look_begins_every_50_ms_with_48_in_flight(clock):
     """So a client that leaves just after it was asked about is noticed 60 ms later at most."""
-    watch, *_ = watched(clock, 60)
+    watch, *_ = watched(clock, 48)
     _, pause = watch.look()
     assert clock.now + pause == pytest.approx(PERIOD_S)
 
@@ -84,7 +84,7 @@ def test_asking_takes_no_more_than_a_twentieth_of_the_time(clock):
 
 def test_one_late_answer_makes_nobody_wait_longer(clock):
     """A busy machine answers a question late now and then: the next look comes at its usual time, or at once."""
-    watch, channels, *_ = watched(clock, 50)
+    watch, channels, *_ = watched(clock, 32)
     for late in (0.05, 0.5, 30.0):
         channels[7].cost = late
         _, pause = watch.look()
@@ -115,7 +115,7 @@ def test_a_few_are_asked_about_at_each_period(clock):
         assert clock.now - began + pause == pytest.approx(PERIOD_S)
 
 
-@pytest.mark.parametrize("cost", [0.003, 0.5])
+@pytest.mark.parametrize("cost", [0.008, 0.5])
 def test_looks_that_take_longer_than_a_period_do_not_follow_each_other_at_once(clock, cost):
     """The machine is busy enough."""
     watch, *_ = watched(clock, FEW, cost)

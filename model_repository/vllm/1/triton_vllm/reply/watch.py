@@ -40,8 +40,9 @@ QUESTION_S = 6e-5
 DEAREST_S = 8 * QUESTION_S
 """The highest cost of a question that the watch assumes, s."""
 # With few requests in flight, a cancellation is then noticed soon. At a question's usual cost, this
-# takes 3 % of a core.
-FEW = 24
+# takes 1 % of a core. With 24, and 32 requests in flight on two cores, there were two questions for
+# each whole answer.
+FEW = 8
 """The watch asks about this many requests in each period, whatever that costs."""
 # A machine on which a look takes longer than a period has other work as well.
 LEAST_S = 0.01
@@ -101,7 +102,7 @@ class CancellationWatch:
 
     Triton does not tell a model about a cancellation. The model must ask, with a round trip for
     each request. Asking here, not once per token, keeps the cost off the token path. With more than
-    about 60 requests in flight the period grows, to 0.3 s at 256, so that asking stays cheap.
+    about 50 requests in flight the period grows, to 0.3 s at 256, so that asking stays cheap.
 
     Args:
         jobs: returns the jobs in flight. Called in the watch's thread.
