@@ -50,6 +50,11 @@ def triton_options() -> tuple[str, ...]:
     return ("--triton-root", str(triton_root())) if "VLLM_ENV_TEST_TRITON_ROOT" in os.environ else ()
 
 
+def serves_since(release: str) -> bool:
+    """Return whether these tests serve with this release of Triton, such as "26.03", or with a later one."""
+    return open_root(triton_root()).release >= release
+
+
 def ensure_triton() -> None:
     """See that there is a Triton, for builds with caches of their own would provision that of the checkout at the same time."""
 
