@@ -1,0 +1,276 @@
+"""What ``gpu_matrix.py`` asks a started model, and what must be true of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.shapes import MARK, make_prompt
+from loadtest.backends import client_for
+from loadtest.endpoint import Endpoint
+from loadtest.record import Record, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_ANSWER_TOKENS = 16
+_PROMPT_TOKENS = 24
+_REQUEST_LIMIT_S = 120
+# A killed worker: the engine is started again.
+_BACK_LIMIT_S = 150
+GREEDY = {"max_tokens": _ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
+_CHOICES = ("w100", "w200")
+
+
+class WrongAnswerError(Exception):
+    """An answer is not what it must be; the message says what was asked and found."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A started model.
+
+    Attributes:
+        http: Triton's HTTP port.
+        grpc: Triton's gRPC port.
+        openai: the OpenAI port.
+        model: the model's name.
+    """
+
+    http: int
+    grpc: int
+    openai: int
+    model: str
+
+
+def prompts(vocabulary: int) -> list[str]:
+    """Return the prompts that all rows and the engine in process get."""
+    source = random.Random(57)
+    return [make_prompt(source, _PROMPT_TOKENS, vocabulary) for _ in range(4)]
+
+
+def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON that a server answers.
+
+    Raises:
+        WrongAnswerError: it refuses, or does not answer.
+    """
+    data = json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=_REQUEST_LIMIT_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except urllib.error.HTTPError as error:
+        text = error.read().decode("utf-8", "replace")[:500]
+        raise WrongAnswerError(f"{url} answers {error.code}: {text}") from error
+    except OSError as error:
+        raise WrongAnswerError(f"{url} does not answer: {error}") from error
+
+
+def generate(served: Served, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask over Triton's HTTP front end."""
+    return post(f"http://127.0.0.1:{served.http}/v2/models/{served.model}/generate", body)
+
+
+def _sampling(parameters: Mapping[str, Any]) -> str:
+    return json.dumps(dict(parameters))
+
+
+def _words(text: str) -> list[str]:
+    """Return an answer's tokens, whatever stands between them."""
+    return re.findall(rf"{MARK}\d+", text)
+
+
+async def _texts(
+    backend: str, endpoint: Endpoint, asked: Sequence[str], parameters: Mapping[str, Any]
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the answers to the prompts, whole and streamed."""
+    found: dict[bool, list[list[str]]] = {False: [], True: []}
+    async with client_for(backend)(endpoint) as client:
+        await client.require_model(("text_input",))
+        await client.connect(1)
+        for stream, answers in found.items():
+            for index, prompt in enumerate(asked):
+                now = time.perf_counter()
+                request = Request(index, prompt, parameters, stream)
+                record = Record(request, due=now, sent=now)
+                await client.ask(request, record)
+                if record.failure:
+                    raise WrongAnswerError(f"{backend}, {record.failure}: {record.reason}")
+                answers.append(_words("".join(record.pieces[0])))
+    return found[False], found[True]
+
+
+def check_texts(
+    served: Served, asked: Sequence[str], parameters: Mapping[str, Any] = GREEDY
+) -> list[list[str]]:
+    """Ask each prompt whole and streamed, over gRPC and the OpenAI port; return the answers.
+
+    Raises:
+        WrongAnswerError: a stream differs from the whole answer, or two prompts have one answer.
+    """
+    answers: list[list[str]] = []
+    for backend, port in (("triton", served.grpc), ("openai", served.openai)):
+        endpoint = Endpoint(
+            f"127.0.0.1:{port}", served.model, exclude_input=True, stream_timeout=_REQUEST_LIMIT_S
+        )
+        whole, streamed = asyncio.run(_texts(backend, endpoint, asked, parameters))
+        require_sound(backend, whole, streamed)
+        answers = answers or whole
+    http = generate(
+        served,
+        {
+            "text_input": asked[0],
+            "exclude_input_in_output": True,
+            "sampling_parameters": _sampling(parameters),
+        },
+    )
+    if not _words(http["text_output"]):
+        raise WrongAnswerError(f"HTTP generate answers {http['text_output']!r}")
+    return answers
+
+
+def require_sound(backend: str, whole: list[list[str]], streamed: list[list[str]]) -> None:
+    """Check the answers of one front end.
+
+    Raises:
+        WrongAnswerError: see ``check_texts``.
+    """
+    for index, (one, other) in enumerate(zip(whole, streamed, strict=True)):
+        if not one:
+            raise WrongAnswerError(f"{backend}: the answer to prompt {index} is empty")
+        if one != other:
+            raise WrongAnswerError(
+                f"{backend}: prompt {index} gets {' '.join(one)} whole, and streamed "
+                f"{' '.join(other)}"
+            )
+    if len({tuple(one) for one in whole}) < len(whole):
+        raise WrongAnswerError(f"{backend}: different prompts get one answer: {whole}")
+
+
+def forced(served: Served, asked: Sequence[str]) -> list[list[float]]:
+    """Return the log probabilities of each prompt's own tokens."""
+    found = []
+    parameters = _sampling({"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0})
+    for prompt in asked:
+        body = {
+            "text_input": prompt,
+            "sampling_parameters": parameters,
+            "return_prompt_logprobs": True,
+        }
+        answer = json.loads(generate(served, body)["prompt_logprobs"])
+        found.append([next(iter(entry.values()))["logprob"] for entry in answer if entry])
+    return found
+
+
+def embeddings(served: Served, asked: Sequence[str]) -> list[list[float]]:
+    """Return an embedding for each prompt, and check that the OpenAI port gives the same."""
+    found = []
+    for prompt in asked:
+        body = {"embedding_request": json.dumps({"input": prompt})}
+        vector = json.loads(generate(served, body)["text_output"])
+        body = {"model": served.model, "input": prompt}
+        port = post(f"http://127.0.0.1:{served.openai}/v1/embeddings", body)["data"][0]
+        if difference([vector], [port["embedding"]]) > _SAME:
+            raise WrongAnswerError("the OpenAI port gives another embedding than Triton")
+        found.append(vector)
+    return found
+
+
+# What rounding of numbers in JSON may make.
+_SAME = 1e-2
+
+
+def scores(served: Served, asked: Sequence[str]) -> list[list[float]]:
+    """Return the score of each prompt next to the first one."""
+    found = []
+    for prompt in asked:
+        pair = json.dumps({"text_1": prompt, "text_2": asked[0]})
+        answer = generate(served, {"embedding_request": pair})
+        found.append([float(json.loads(answer["text_output"]))])
+    return found
+
+
+def difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
+    """Return the largest difference of two lists of numbers; infinity if they have other sizes."""
+    largest = 0.0
+    for left, right in zip(one, other, strict=True):
+        if len(left) != len(right):
+            return float("inf")
+        largest = max([largest, *(abs(a - b) for a, b in zip(left, right, strict=True))])
+    return largest
+
+
+def check_adapter(served: Served, asked: Sequence[str]) -> None:
+    """Ask with the adapter ``a``; its answers differ from those of the base model."""
+    base = check_texts(served, asked)
+    adapted = check_texts_over_triton(served, asked, {**GREEDY, "lora_name": "a"})
+    if adapted == base:
+        raise WrongAnswerError("the answers with the adapter are those without it")
+
+
+def check_texts_over_triton(
+    served: Served, asked: Sequence[str], parameters: Mapping[str, Any]
+) -> list[list[str]]:
+    """Ask whole and streamed over gRPC only; return the answers."""
+    endpoint = Endpoint(f"127.0.0.1:{served.grpc}", served.model, exclude_input=True)
+    whole, streamed = asyncio.run(_texts("triton", endpoint, asked, parameters))
+    if whole != streamed:
+        raise WrongAnswerError(f"whole answers {whole}, and streamed {streamed}")
+    return whole
+
+
+def check_choice(served: Served, asked: Sequence[str]) -> None:
+    """Ask for one of two words, which the model would not write by itself."""
+    parameters = {
+        "max_tokens": _ANSWER_TOKENS,
+        "temperature": 0,
+        "structured_outputs": {"choice": list(_CHOICES)},
+    }
+    for answer in check_texts_over_triton(served, asked, parameters):
+        if answer not in [[choice] for choice in _CHOICES]:
+            raise WrongAnswerError(f"asked for one of {_CHOICES}: {answer}")
+
+
+def check_sleep(served: Served, asked: Sequence[str]) -> None:
+    """Let the model sleep and wake up: it refuses meanwhile, and answers the same after it."""
+    before = check_texts_over_triton(served, asked, GREEDY)
+    generate(served, {"operator_request": json.dumps({"operation": "sleep", "level": 1})})
+    try:
+        check_texts_over_triton(served, asked[:1], GREEDY)
+    except WrongAnswerError:
+        pass
+    else:
+        raise WrongAnswerError("a sleeping model answers")
+    generate(served, {"operator_request": json.dumps({"operation": "wake_up"})})
+    if check_texts_over_triton(served, asked, GREEDY) != before:
+        raise WrongAnswerError("the answers after the sleep differ from those before it")
+
+
+def wait_until_back(served: Served, asked: Sequence[str]) -> float:
+    """Ask until the model answers again; return the seconds.
+
+    Raises:
+        WrongAnswerError: it does not within ``_BACK_LIMIT_S``; the message has the last refusal.
+    """
+    started = time.monotonic()
+    body = {"text_input": asked[0], "sampling_parameters": _sampling(GREEDY)}
+    while True:
+        try:
+            generate(served, body)
+        except WrongAnswerError as error:
+            if time.monotonic() - started > _BACK_LIMIT_S:
+                raise WrongAnswerError(
+                    f"a worker was killed, and after {_BACK_LIMIT_S} s: {error}"
+                ) from error
+            time.sleep(0.5)
+        else:
+            return time.monotonic() - started

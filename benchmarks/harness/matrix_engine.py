@@ -1,0 +1,76 @@
+"""vLLM's engine in process, for a row of ``gpu_matrix.py``: ``python matrix_engine.py QUESTION``.
+
+The environment's Python runs this file. The question is JSON: engine arguments, prompts and a kind.
+The last line of stdout is the answer: for each prompt a list of numbers, from three runs that ask
+the same in different batches. So their difference is the engine's difference from itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _forced(engine: Any) -> Callable[[list[str]], list[list[float]]]:
+    """Return what asks for the log probabilities of the prompts' own tokens."""
+    from vllm import SamplingParams
+
+    # The greedy texts of dummy weights may differ: their log probabilities nearly tie.
+    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+
+    def ask(prompts: list[str]) -> list[list[float]]:
+        found = engine.generate(prompts, sampling, use_tqdm=False)
+        return [
+            # The first token has no log probability.
+            [next(iter(entry.values())).logprob for entry in output.prompt_logprobs if entry]
+            for output in found
+        ]
+
+    return ask
+
+
+def _pooled(engine: Any, kind: str) -> Callable[[list[str]], list[list[float]]]:
+    """Return what asks for embeddings, or for the scores of each prompt next to the first one."""
+
+    def embed(prompts: list[str]) -> list[list[float]]:
+        found = engine.embed(prompts, use_tqdm=False)
+        return [list(output.outputs.embedding) for output in found]
+
+    def score(prompts: list[str]) -> list[list[float]]:
+        return [
+            [output.outputs.score for output in engine.score(prompt, prompts[0], use_tqdm=False)]
+            for prompt in prompts
+        ]
+
+    return embed if kind == "embedding" else score
+
+
+def main(question: str) -> None:
+    """Start the engine, ask, and print the answer."""
+    # stdout is only for the answer. Whatever vLLM and its processes print goes to stderr.
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    from vllm import LLM
+
+    asked = json.loads(question)
+    prompts: list[str] = asked["prompts"]
+    engine = LLM(**asked["arguments"])
+    kind = asked["kind"]
+    ask = _pooled(engine, kind) if kind in {"embedding", "score"} else _forced(engine)
+    alone = [ask([prompt])[0] for prompt in prompts] if kind != "score" else ask(prompts)
+    together = ask(prompts)
+    if kind == "score":
+        runs = [alone, together]
+    else:
+        # More prompts in a batch: other kernels, and another order of additions.
+        runs = [alone, together, ask(prompts * 4)[: len(prompts)]]
+    os.write(replies, json.dumps(runs).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,311 @@
+"""Run one row of ``gpu_matrix.py``: start the stock server, ask, compare, stop, look around."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from harness import matrix_ask, processes
+from harness.matrix_ask import Served, WrongAnswerError
+from harness.matrix_rows import COMMON_ARGUMENTS, require_no_multicast
+from harness.matrix_shapes import MATRIX_SHAPES
+from harness.servers import CPU_VARIABLES, Setting, StartFailedError, free_port
+from harness.shapes import write_checkpoint
+from harness.targets import OpenAITarget, TritonTarget
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from harness.matrix_rows import Row
+
+# A process that the row has started has this variable, also if its parent has died.
+MARKER = "VLLM_ENV_MATRIX_ROW"
+_STOP_LIMIT_S = 60
+_GONE_LIMIT_S = 5
+# vLLM's defaults need a compiler on the host; the adapter turns the same off by itself.
+_WITHOUT_COMPILER = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_DEEP_GEMM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+}
+_CPU_ARGUMENTS = {"dtype": "float32", "enforce_eager": True}
+# Two steps of a float32 near -7.6, which is the log probability of each of 2,048 equal tokens.
+_ROUNDING = 1e-6
+
+
+def setting_of(row: Row, options: argparse.Namespace, work: Path) -> Setting:
+    """Write the checkpoints of a row below ``work``, and return what its servers share."""
+    checkpoint = write_checkpoint(MATRIX_SHAPES[row.shape], work / "checkpoint")
+    arguments = {"model": str(checkpoint), **COMMON_ARGUMENTS, **row.arguments}
+    if row.draft:
+        draft = write_checkpoint(MATRIX_SHAPES[row.draft], work / "draft")
+        arguments["speculative_config"] = {**arguments["speculative_config"], "model": str(draft)}
+    variables = row.environment()
+    if options.device == "cpu":
+        arguments |= _CPU_ARGUMENTS
+        variables |= CPU_VARIABLES
+    setting = Setting.of(options, arguments, work, row.count)
+    return replace(setting, variables=variables)
+
+
+def run_row(row: Row, options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Run a row; return its result, which has ``ok`` and, if that is false, ``message``."""
+    work.mkdir(parents=True, exist_ok=True)
+    # In this process's environment, too: everything that it starts inherits it.
+    os.environ.update(row.environment() | {MARKER: row.name})
+    require_no_multicast(row, os.environ)
+    setting = setting_of(row, options, work)
+    result: dict[str, Any] = {"ok": False}
+    shared_before = _shared()
+    server = TritonTarget(setting)
+    openai = free_port()
+    server.parameters = {"OPENAI_PORT": str(openai), **row.parameters}
+    if row.check == "lora":
+        server.parameters["LORA_DIRECTORY"] = str(write_adapter(row, work / "adapters"))
+    try:
+        result["seconds_to_ready"] = round(server.start(), 1)
+        served = Served(server.http, server.grpc, openai, server.model)
+        numbers = _check(row, served, server, result)
+        _stop(server, shared_before, result)
+        if numbers is not None and row.compares and not options.no_compare:
+            _compare(row, setting, numbers, result)
+    except StartFailedError as error:
+        message = last_reason(server.log.read_text("utf-8", "replace")) or str(error)
+        result["message"] = message
+        result["ok"] = row.check == "refused" and row.says in message
+        if row.check != "refused":
+            result["own_server"] = _own_server(setting, row, options.device)
+    except WrongAnswerError as error:
+        result["message"] = str(error)
+    except Exception as error:  # noqa: BLE001 - a row must not end the table
+        result["message"] = f"{type(error).__name__}: {error}"
+    else:
+        result["ok"] = row.check != "refused"
+        if not result["ok"]:
+            result["message"] = "the model loads and answers, and should be refused"
+    finally:
+        server.stop()
+    return result
+
+
+def _check(
+    row: Row, served: Served, server: TritonTarget, result: dict[str, Any]
+) -> list[list[float]] | None:
+    """Ask what the row's ``check`` says; return the numbers to compare with the engine's."""
+    asked = matrix_ask.prompts(MATRIX_SHAPES[row.shape].vocabulary)
+    if row.check == "embedding":
+        return matrix_ask.embeddings(served, asked)
+    if row.check == "score":
+        return matrix_ask.scores(served, asked)
+    matrix_ask.check_texts(served, asked)
+    if row.check == "lora":
+        matrix_ask.check_adapter(served, asked)
+    elif row.check == "choice":
+        matrix_ask.check_choice(served, asked)
+    elif row.check == "sleep":
+        matrix_ask.check_sleep(served, asked)
+    numbers = matrix_ask.forced(served, asked) if row.compares else None
+    if row.check == "kill":
+        _kill_worker(server)
+        result["seconds_to_come_back"] = round(matrix_ask.wait_until_back(served, asked), 1)
+        matrix_ask.check_texts(served, asked)
+    return numbers
+
+
+def _kill_worker(server: TritonTarget) -> None:
+    for process in processes.session_of(server.running().pid):
+        if processes.role_of(process) == "worker":
+            process.kill()
+            process.wait(_GONE_LIMIT_S)
+            return
+    raise WrongAnswerError("no worker process is there to kill")
+
+
+def _stop(server: TritonTarget, shared_before: set[str], result: dict[str, Any]) -> None:
+    """Stop the server by SIGTERM, and note its seconds.
+
+    Raises:
+        WrongAnswerError: it does not end with status 0, or leaves something behind.
+    """
+    process = server.running()
+    started = time.monotonic()
+    process.terminate()
+    try:
+        status = process.wait(_STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise WrongAnswerError(f"SIGTERM: still running after {_STOP_LIMIT_S} s") from None
+    result["seconds_to_stop"] = round(time.monotonic() - started, 1)
+    if status:
+        raise WrongAnswerError(f"SIGTERM: ends with status {status}")
+    limit = time.monotonic() + _GONE_LIMIT_S
+    # The kernel may need a moment for the memory of a process that has ended.
+    while left := leftovers(process.pid, shared_before):
+        if time.monotonic() > limit:
+            raise WrongAnswerError(f"the server has left behind: {', '.join(left)}")
+        time.sleep(0.2)
+
+
+def _shared() -> set[str]:
+    """Return the names in /dev/shm but for those of this project's tests, which may run now."""
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return {name for name in names if not name.startswith("pytest_")}
+
+
+def leftovers(leader: int, shared_before: set[str]) -> list[str]:
+    """Return the processes of the row, and new shared memory that no process uses.
+
+    Args:
+        leader: the server, which led its session.
+        shared_before: the files of /dev/shm before the start.
+    """
+    found = [f"{process.name()} ({process.pid})" for process in processes.session_of(leader)]
+    mapped = ""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            mark = process.environ().get(MARKER) == os.environ[MARKER]
+            if mark and process.ppid() == 1:
+                found.append(f"{process.name()} ({process.pid})")
+            mapped += Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
+    # Another row that runs side by side uses shared memory, too.
+    new = _shared() - shared_before
+    return [*found, *(f"/dev/shm/{name}" for name in sorted(new) if name not in mapped)]
+
+
+def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[str, Any]) -> None:
+    """Compare with the engine in process; note the differences.
+
+    Raises:
+        WrongAnswerError: ours is further away than twice the engine's difference from itself.
+    """
+    kind = row.check if row.check in {"embedding", "score"} else "text"
+    asked = matrix_ask.prompts(MATRIX_SHAPES[row.shape].vocabulary)
+    arguments = {**setting.arguments, "max_num_seqs": 16}
+    question = json.dumps({"arguments": arguments, "prompts": asked, "kind": kind})
+    python = setting.environment / "bin" / "python"
+    worker = Path(__file__).with_name("matrix_engine.py")
+    log = setting.work / "engine.log"
+    with log.open("wb") as errors:
+        done = subprocess.run(
+            [str(python), "-B", str(worker), question],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, **own_variables(setting, row)},
+            check=False,
+        )
+    if done.returncode:
+        reason = last_reason(log.read_text("utf-8", "replace"))
+        raise WrongAnswerError(f"the engine in process ends: {reason}")
+    runs = json.loads(done.stdout.splitlines()[-1])
+    result |= judge(ours, runs)
+    if not result["within"]:
+        raise WrongAnswerError(
+            f"differs from the engine in process by {result['difference']:.2g}, and the engine "
+            f"from itself by {result['from_itself']:.2g}"
+        )
+
+
+def judge(ours: Sequence[Sequence[float]], runs: Sequence[Any]) -> dict[str, Any]:
+    """Return the differences, and whether ours is within twice the engine's own one.
+
+    Args:
+        ours: the numbers of the server, a list for each prompt.
+        runs: those of the engine, for each of its runs.
+    """
+    first, *others = runs
+    own = max((matrix_ask.difference(first, other) for other in others), default=0.0)
+    difference = min(matrix_ask.difference(ours, one) for one in runs)
+    # The dummy weights of the norms are small, too: numbers of prompts differ by 2e-5 (Llama, CPU).
+    other_prompt = matrix_ask.difference(first[:1], first[1:2])
+    limit = 2 * max(own, _ROUNDING)
+    return {
+        "difference": difference,
+        "from_itself": own,
+        "of_other_prompt": other_prompt,
+        "within": difference <= limit,
+        # If even another prompt's numbers were within the limit, the comparison says nothing.
+        "tells": limit < other_prompt,
+    }
+
+
+def own_variables(setting: Setting, row: Row) -> dict[str, str]:
+    """Return the variables for vLLM without the adapter, which would set them itself."""
+    compiler = setting.environment / "bin" / "vllm-env-cc"
+    found = {**_WITHOUT_COMPILER, **setting.variables, **row.environment()}
+    found |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    return found | ({"CC": str(compiler)} if compiler.exists() else {})
+
+
+def _own_server(setting: Setting, row: Row, device: str) -> str:
+    """Return ``ready``, or why vLLM's own server does not start with the same arguments."""
+    variables = setting.variables if device == "cpu" else own_variables(setting, row)
+    server = OpenAITarget(replace(setting, variables=variables, instances=1))
+    try:
+        server.start()
+    except StartFailedError as error:
+        return last_reason(server.log.read_text("utf-8", "replace")) or str(error)
+    finally:
+        server.stop()
+    return "ready"
+
+
+def last_reason(log: str) -> str:
+    """Return the reason of a failed load in a server's log, in one line."""
+    # Triton's table of the models wraps a long reason into several rows.
+    if found := re.findall(
+        r"^\| \w+ +\| \d+ +\| (UNAVAILABLE.*(?:\n\| +\| +\| .*)*)", log, re.MULTILINE
+    ):
+        rows = [line.split("|")[-2].strip() for line in f"| {found[-1]}".splitlines()]
+        return " ".join(" ".join(rows).split())
+    errors = re.findall(r"^.*?((?:[\w.]*Error|Exception|error): ?.+)$", log, re.MULTILINE)
+    return errors[-1].strip() if errors else ""
+
+
+def write_adapter(row: Row, folder: Path) -> Path:
+    """Write a LoRA adapter ``a`` for a Llama shape; return the folder of the adapters."""
+    config = MATRIX_SHAPES[row.shape].config
+    rank = 8
+    hidden = int(str(config["hidden_size"]))
+    wide = int(str(config["num_attention_heads"])) * int(str(config["head_dim"]))
+    source = random.Random(8)
+    header: dict[str, Any] = {}
+    data = bytearray()
+    for layer in range(int(str(config["num_hidden_layers"]))):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        # Sizes in the order of the file's rows and columns.
+        for part, shape in (("lora_A", [rank, hidden]), ("lora_B", [wide, rank])):
+            values = [source.uniform(-1, 1) for _ in range(shape[0] * shape[1])]
+            begin = len(data)
+            data += struct.pack(f"<{len(values)}e", *values)
+            header[f"{name}.{part}.weight"] = {
+                "dtype": "F16",
+                "shape": shape,
+                "data_offsets": [begin, len(data)],
+            }
+    adapter = folder / "a"
+    adapter.mkdir(parents=True, exist_ok=True)
+    about = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 64,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }
+    (adapter / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+    head = json.dumps(header).encode()
+    # safetensors: the header's length, the header, and the numbers.
+    content = struct.pack("<Q", len(head)) + head + bytes(data)
+    (adapter / "adapter_model.safetensors").write_bytes(content)
+    return folder
