@@ -268,8 +268,10 @@ def last_reason(log: str) -> str:
     ):
         rows = [line.split("|")[-2].strip() for line in f"| {found[-1]}".splitlines()]
         return " ".join(" ".join(rows).split())
-    errors = re.findall(r"^.*?((?:[\w.]*Error|Exception|error): ?.+)$", log, re.MULTILINE)
-    return errors[-1].strip() if errors else ""
+    errors = re.findall(
+        r"^.*?((?:[\w.]*Error|Exception|error): ?.+(?:\n {2,}\S.*)*)$", log, re.MULTILINE
+    )
+    return " ".join(errors[-1].split()) if errors else ""
 
 
 def write_adapter(row: Row, folder: Path) -> Path:
@@ -282,9 +284,9 @@ def write_adapter(row: Row, folder: Path) -> Path:
     header: dict[str, Any] = {}
     data = bytearray()
     for layer in range(int(str(config["num_hidden_layers"]))):
-        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
         # Sizes in the order of the file's rows and columns.
-        for part, shape in (("lora_A", [rank, hidden]), ("lora_B", [wide, rank])):
+        for part, shape in (("lora_A", [rank, wide]), ("lora_B", [hidden, rank])):
             values = [source.uniform(-1, 1) for _ in range(shape[0] * shape[1])]
             begin = len(data)
             data += struct.pack(f"<{len(values)}e", *values)
@@ -298,8 +300,9 @@ def write_adapter(row: Row, folder: Path) -> Path:
     about = {
         "peft_type": "LORA",
         "r": rank,
-        "lora_alpha": 64,
-        "target_modules": ["q_proj"],
+        # Dummy weights make attention of 1e-6 next to a residual of 1e-3, and it must show.
+        "lora_alpha": 8192,
+        "target_modules": ["o_proj"],
         "bias": "none",
         "task_type": "CAUSAL_LM",
     }
