@@ -151,10 +151,13 @@ def _stop(server: TritonTarget, shared_before: set[str], result: dict[str, Any])
         raise WrongAnswerError(f"SIGTERM: ends with status {status}")
     limit = time.monotonic() + _GONE_LIMIT_S
     # The kernel may need a moment for the memory of a process that has ended.
-    while left := leftovers(process.pid, shared_before):
+    left = leftovers(process.pid, shared_before)
+    while left:
         if time.monotonic() > limit:
             raise WrongAnswerError(f"the server has left behind: {', '.join(left)}")
         time.sleep(0.2)
+        # What other servers of this machine make in the meantime is not this one's.
+        left = [name for name in leftovers(process.pid, shared_before) if name in left]
 
 
 def _shared() -> set[str]:
@@ -171,16 +174,17 @@ def leftovers(leader: int, shared_before: set[str]) -> list[str]:
         shared_before: the files of /dev/shm before the start.
     """
     found = [f"{process.name()} ({process.pid})" for process in processes.session_of(leader)]
-    mapped = ""
+    # Another row that runs side by side uses shared memory, too. First the files, then their users.
+    new = _shared() - shared_before
+    used = ""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             mark = process.environ().get(MARKER) == os.environ[MARKER]
             if mark and process.ppid() == 1:
                 found.append(f"{process.name()} ({process.pid})")
-            mapped += Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
-    # Another row that runs side by side uses shared memory, too.
-    new = _shared() - shared_before
-    return [*found, *(f"/dev/shm/{name}" for name in sorted(new) if name not in mapped)]
+            used += Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
+            used += " ".join(file.path for file in process.open_files())
+    return [*found, *(f"/dev/shm/{name}" for name in sorted(new) if name not in used)]
 
 
 def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[str, Any]) -> None:
