@@ -24,6 +24,12 @@ from vllm_env.lock.spec import Pin, Spec
 if TYPE_CHECKING:
     from vllm_env.lock.pins import PinnedVllm
 
+# A shell's background programs, and perhaps these tests, ignore it. A `preexec_fn` would abort where these tests have used gRPC.
+_AS_IN_A_TERMINAL = """\
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 # As vLLM's setup.py of 0.33.0: it reads the variables when it is imported, writes into the tree, and checks for nvcc last.
 _SETUP = """\
 import os, sys, zipfile
@@ -197,11 +203,9 @@ def test_an_interrupted_build_leaves_the_tree_as_it_is(
     with (
         output.open("w") as file,
         subprocess.Popen(
-            small_build.command(tmp_path / "models", "--spec", spec),
+            [sys.executable, "-c", _AS_IN_A_TERMINAL, *small_build.command(tmp_path / "models", "--spec", spec)],
             env=environment,
             stderr=file,
-            # as in a terminal: a shell's background programs, and perhaps these tests, ignore it
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         ) as running,
     ):
 
