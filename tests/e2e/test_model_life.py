@@ -76,8 +76,10 @@ def test_loads_and_unloads_leak_nothing(light_serving: Serve, request: pytest.Fi
             control(server, "unload")
             wait_for(lambda: _is_alone(server), lambda: f"the end of {server.members()}")
             seen.append(footprint(server, real=real))
+        # gRPC starts threads for a burst, and ends them after a while without work.
+        most = seen[1].threads + 2
+        wait_for(lambda: footprint(server, real=real).threads <= most, lambda: f"the end of threads, {most} at most: {seen}")
     assert {one.processes for one in seen} == {seen[0].processes}
-    assert max(one.threads for one in seen[1:]) <= seen[1].threads + 2, seen
     assert max(len(one.shared - seen[0].shared) for one in seen) == 0, seen
     assert seen[-1].memory - seen[1].memory < SLACK_MB, [one.memory for one in seen]
 
