@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -55,22 +54,6 @@ def test_the_final_flag_goes_alone(triton, final):
     assert flags == 0
     assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a"), ("token_ids", 0)]
     assert [(one.output_tensors, one.error, flags) for one, flags in end] == [((), None, FINAL)] * final
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_ended_request_holds_nothing_of_triton(triton, fails):
-    """vLLM may hold the request of a dead engine for ever, and Triton unloads no model whose sender exists."""
-    request = Request({})
-    sender = weakref.ref(request.sender)
-    channel = module.Channel(request, OURS, FakeLog())
-    del request
-    channel.send(ANSWER, final=False)
-    assert sender() is not None
-    if fails:
-        channel.send_error(errors.InternalError("x"))
-    else:
-        channel.send(ANSWER, final=True)
-    assert sender() is None
 
 
 def test_a_final_response_that_does_not_fit_ends_in_an_error(triton):

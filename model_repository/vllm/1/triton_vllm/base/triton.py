@@ -180,10 +180,6 @@ class Channel:
         # closes before it places a final response in shared memory. If a response with data did
         # not fit, its client would wait for ever.
         self._sender.send(flags=FINAL)
-        # The server keeps the model loaded as long as this object exists. vLLM holds a request of a
-        # dead engine until Python collects garbage, and an idle process never does that: an unload
-        # after the death of an engine did not end (24.10 and 26.07).
-        del self._sender
 
     def is_cancelled(self) -> bool:
         """Return whether the client has cancelled the request or gone away; a round trip."""
