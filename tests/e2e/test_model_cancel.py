@@ -48,7 +48,7 @@ def occupied(long_server: TritonServer) -> Iterator[list[OpenStream]]:
 def wait_for_slot(server: TritonServer, limit: float = PATIENCE) -> None:
     """Return when the engine has begun a short request, which takes a free slot."""
     with OpenStream(server.grpc_url, prompt(PROMPT, {"max_tokens": 1}, stream=True)) as short:
-        short.wait(1, limit)
+        short.wait_end(limit)
 
 
 def test_a_full_engine_makes_others_wait(long_server: TritonServer, occupied: list[OpenStream]) -> None:

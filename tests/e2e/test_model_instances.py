@@ -233,7 +233,8 @@ def test_an_operator_puts_all_instances_to_sleep(group: TritonServer) -> None:
         with sleep_that_waits(group) as (stream, sleep):
             assert (sleep.events, stream.ended) == ([], False)
             stream.cancel()
-            assert json.loads(sleep.wait()[0].text) == {"operation": "sleep", "asleep": True}
+            sleep.wait_end(PATIENCE)
+            assert json.loads(sleep.events[0].text) == {"operation": "sleep", "asleep": True}
         assert errors(group) == {ASLEEP}
         wait_for(lambda: not says_awake(group))
         pause(2)  # the other instance has published its figures, too

@@ -1,8 +1,8 @@
 """However streams end, an unload and a stop of the server end well afterwards, and leave nothing behind.
 
-Of stock Triton 24.10 itself: a final flag on the last response with data lets an unload hang after clients that leave at that
-flag, 2 of 2 times also with a model of 20 lines without vLLM. So the flag goes alone (base/triton.py). A killed client may stop
-its gRPC front end for ever (docs/troubleshooting.md). A run counts as that only if gdb shows both threads.
+Of stock Triton 24.10 itself: its gRPC front end loses a request whose client leaves while it handles the final flag, and the
+model is never unloaded; also a model of 20 lines without vLLM. So the flag goes alone and a little later (base/triton.py). A
+killed client may stop the front end for ever (docs/troubleshooting.md). A run counts as that only if gdb shows both threads.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ SLOTS = {"max_num_seqs": 2 * STREAMS}
 DEADLOCK = ("StateWriteResponse", "IsCancelled")
 """Functions of the two threads that wait for each other in Triton 24.10."""
 slow: Any = [] if "VLLM_ENV_TEST_TIMES" in os.environ else pytest.mark.slow
-every_moment = pytest.mark.parametrize("moment", [*MOMENTS[:-1], pytest.param(MOMENTS[-1], marks=slow)])
+# On a machine with much other work a client may leave later than the pause before the flag.
+RACES = ("leaves at the last data", "is killed")
+"""Moments at which Triton itself may fail."""
+every_moment = pytest.mark.parametrize(
+    "moment", [pytest.param(moment, marks=slow if moment in RACES else []) for moment in MOMENTS]
+)
 counts = pytest.mark.parametrize("count", [1, pytest.param(2, marks=slow)])
 times = pytest.mark.parametrize("number", range(TIMES))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 STREAMS = 8
-MOMENTS = ("reads on", "leaves at the final flag", "cancels", "closes the channel", "is killed")
+MOMENTS = ("reads on", "leaves at the last data", "leaves at the final flag", "cancels", "closes the channel", "is killed")
 ENDLESS = {"max_tokens": 60_000, "ignore_eos": True}
 """A request that is still going on when its client gives it up."""
 LONGEST_ROUND_S = 120.0
@@ -64,18 +64,27 @@ class Stream:
                 raise error
 
     async def cancel(self) -> None:
-        """Cancel the request in the middle."""
+        """Leave at the first response, which may be the only one."""
         await self.first()
         self._answers.cancel()
+
+
+STEPS = {
+    "reads on": Stream.to_the_end,
+    "leaves at the last data": Stream.cancel,
+    "leaves at the final flag": Stream.to_the_final_flag,
+    "cancels": Stream.cancel,
+}
 
 
 async def _round(url: str, moment: str) -> None:
     client = grpcclient.InferenceServerClient(url, channel_args=[("grpc.use_local_subchannel_pool", 1)])
     ends = moment in {"reads on", "leaves at the final flag"}
     parameters = {"temperature": 0, "max_tokens": 16} if ends else ENDLESS
+    if moment == "leaves at the last data":
+        parameters = {"max_tokens": 1}
     streams = [Stream(client, parameters) for _ in range(STREAMS)]
-    steps = {"reads on": Stream.to_the_end, "leaves at the final flag": Stream.to_the_final_flag, "cancels": Stream.cancel}
-    step = steps.get(moment, Stream.first)
+    step = STEPS.get(moment, Stream.first)
     await asyncio.wait_for(asyncio.gather(*map(step, streams)), LONGEST_ROUND_S)
     if moment == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -25,7 +25,7 @@ class FakeChannel:
         self.cancelled = False
         self.broken: list[Exception] = []
 
-    def send(self, tensors: Any, *, final: bool) -> None:
+    def send(self, tensors: Any, *, final: bool, whole: bool = False) -> None:
         self._fail_once()
         self.sent.append((tensors, final))
 

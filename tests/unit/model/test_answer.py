@@ -124,7 +124,7 @@ def test_the_final_response_waits_for_a_running_question(end):
             order.append("answered")
             return False
 
-        def send(self, tensors, *, final):
+        def send(self, tensors, *, final, whole=False):
             order.append("final")
 
         def send_error(self, error):
@@ -150,7 +150,7 @@ def test_the_reply_is_closed_before_its_final_response_is_out():
     reply: Reply
 
     class Looks(FakeChannel):
-        def send(self, tensors, *, final):
+        def send(self, tensors, *, final, whole=False):
             seen.append((final, reply.closed))
 
         def send_error(self, error):

@@ -85,7 +85,7 @@ class Reply:
         self.begun = True
         if final:
             self._close()
-        self._channel.send(tensors, final=final)
+        self._channel.send(tensors, final=final, whole=not self.streams)
 
     def fail(self, error: AdapterError) -> None:
         """Send an error as the final response, unless the reply is closed.

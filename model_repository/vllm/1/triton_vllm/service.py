@@ -96,7 +96,8 @@ class Service:
 
     def accept(self, request: TritonRequest) -> None:
         """Take one Triton request; it is answered later, or at once if it is refused."""
-        reply = Reply(triton.Channel(request, self._dialect, self._log))
+        later = self._model.outbox.endings.put
+        reply = Reply(triton.Channel(request, self._dialect, self._log, later))
         try:
             job = self._admission.admit(request, reply)
             reply.assembler = assembler(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from triton_vllm.answer import NOT_SENT, Reply
 from triton_vllm.base import errors
 from triton_vllm.base import triton as module
 from triton_vllm.base.dialect import OFFICIAL, OURS
+
+
+def at_once(end, pause):
+    end()
 
 
 def text(value):
@@ -49,18 +54,50 @@ ANSWER = [("text_output", text(b"a")), ("token_ids", np.zeros(1000, np.int32))]
 def test_the_final_flag_goes_alone(triton, final):
     """Together with data, a client that leaves at the flag keeps the model from being unloaded (test_stream_ends.py)."""
     request = Request({})
-    module.Channel(request, OURS, FakeLog()).send(ANSWER, final=final)
+    module.Channel(request, OURS, FakeLog(), at_once).send(ANSWER, final=final)
     (response, flags), *end = request.sender.sent
     assert flags == 0
     assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a"), ("token_ids", 0)]
     assert [(one.output_tensors, one.error, flags) for one, flags in end] == [((), None, FINAL)] * final
 
 
+@pytest.mark.parametrize(
+    ("send", "lowest", "highest"),
+    [
+        (lambda channel: channel.send(ANSWER, final=True), module.PAUSE_S, module.PAUSE_S),
+        (lambda channel: channel.send(ANSWER, final=True, whole=True), module.SHARE * 0.05, module.PAUSE_S / 2),
+        (lambda channel: channel.send_error(errors.InvalidRequestError("x")), module.PAUSE_S, module.PAUSE_S),
+    ],
+)
+def test_the_final_flag_goes_after_a_pause(triton, monkeypatch, send, lowest, highest):
+    """A client that leaves at the last response is gone then. A whole answer, which may wait for the flag, is not slowed down."""
+    request, ends, now = Request({}), [], 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end))
+    now += 0.1
+    send(channel)
+    ((end, pause),) = ends
+    assert lowest <= pause <= highest
+    assert [flags for _, flags in request.sender.sent] == [0]
+    end()
+    assert [flags for _, flags in request.sender.sent] == [0, FINAL]
+
+
+def test_a_long_whole_answer_waits_no_longer_than_others(triton, monkeypatch):
+    """The share of its time has a bound."""
+    ends, now = [], 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    channel = module.Channel(Request({}), OURS, FakeLog(), lambda _, pause: ends.append(pause))
+    now += 60.0
+    channel.send(ANSWER, final=True, whole=True)
+    assert ends == [module.PAUSE_S]
+
+
 def test_a_final_response_that_does_not_fit_ends_in_an_error(triton):
     """Sent with the final flag it would close Triton's sender, and the client would wait for ever."""
     request = Request({})
     request.sender.full = True
-    reply = Reply(module.Channel(request, OURS, FakeLog()))
+    reply = Reply(module.Channel(request, OURS, FakeLog(), at_once))
     with pytest.raises(RuntimeError, match="shared memory"):
         reply.send(ANSWER, final=True)
     reply.give_up()
@@ -85,7 +122,7 @@ def test_an_error_that_does_not_fit_ends_the_request(triton, monkeypatch):
         send(response, flags)
 
     monkeypatch.setattr(request.sender, "send", full)
-    Reply(module.Channel(request, OURS, FakeLog())).give_up()
+    Reply(module.Channel(request, OURS, FakeLog(), at_once)).give_up()
     assert [flags for _, flags in request.sender.sent] == [FINAL]
 
 
@@ -110,7 +147,7 @@ def test_how_much_shared_memory_is_free_is_what_the_file_system_says(triton, mon
 def test_an_error_is_final_and_has_its_code(triton, error, code):
     """Clients tell from the code whether to try again."""
     request = Request({})
-    module.Channel(request, OURS, FakeLog()).send_error(error)
+    module.Channel(request, OURS, FakeLog(), at_once).send_error(error)
     assert error_of(request) == ("x", code)
 
 
@@ -164,7 +201,7 @@ def test_an_error_may_be_that_of_the_official_backend(triton, error, answer, cod
     """Words, code and log; a log that cannot be written takes no answer away."""
     for log in (Lines(), Lines(full=True)):
         request = Request({})
-        module.Channel(request, OFFICIAL, log).send_error(error)
+        module.Channel(request, OFFICIAL, log, at_once).send_error(error)
         assert error_of(request) == (answer, code)
         assert log.lines == ([line] if line and not log.full else [])
 
@@ -173,14 +210,14 @@ def test_a_code_that_this_triton_lacks_is_unknown(triton):
     """CANCELLED is younger than the oldest servers."""
     strange = type("StrangeError", (errors.AdapterError,), {"code": "NEWER"})
     request = Request({})
-    module.Channel(request, OURS, FakeLog()).send_error(strange("x"))
+    module.Channel(request, OURS, FakeLog(), at_once).send_error(strange("x"))
     assert request.sender.sent[0][0].error.code == "UNKNOWN"
 
 
 def test_the_server_is_asked_about_the_request(triton):
     """Its answer is passed on."""
     request = Request({})
-    channel = module.Channel(request, OURS, FakeLog())
+    channel = module.Channel(request, OURS, FakeLog(), at_once)
     assert channel.is_cancelled() is False
     request.sender.cancelled = True
     assert channel.is_cancelled() is True

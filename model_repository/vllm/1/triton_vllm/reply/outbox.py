@@ -16,6 +16,7 @@ from functools import partial
 from triton_vllm.answer import Reply
 from triton_vllm.base import supervised
 from triton_vllm.base.protocols import Item, Log
+from triton_vllm.reply.endings import Endings
 
 Deliver = Callable[[Reply, list[Item]], None]
 
@@ -84,6 +85,9 @@ class Outbox:
         threads: the number of threads that send.
         pacing: how long responses wait.
         clock: returns seconds.
+
+    Attributes:
+        endings: ends the requests that have been answered.
     """
 
     def __init__(
@@ -100,10 +104,12 @@ class Outbox:
         names = [*(f"triton-send-{i}" for i in range(threads)), "triton-send-bulky"]
         self._lanes = [_Lane(send, log, pacing, clock, name) for name in names]
         self._bulky_lane = threads
+        self.endings = Endings(log)
         self._next_lanes = itertools.cycle(range(threads))
 
     def start(self) -> None:
         """Start the threads."""
+        self.endings.start()
         for lane in self._lanes:
             lane.thread.start()
 
@@ -127,6 +133,7 @@ class Outbox:
             lane.end()
         for lane in self._lanes:
             lane.thread.join()
+        self.endings.close()
 
 
 def _one_by_one(deliver: Deliver, reply: Reply, items: list[Item]) -> None:

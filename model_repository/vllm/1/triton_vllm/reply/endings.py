@@ -1,0 +1,85 @@
+"""Send the end of each request a moment after its last response, with one thread for all."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from triton_vllm.base import supervised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triton_vllm.base.protocols import Log
+
+
+class Endings:
+    """Calls functions at a later time.
+
+    Args:
+        log: logs functions that raise.
+        clock: returns seconds.
+    """
+
+    def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        # Numbers order functions that are due at the same time; functions cannot be compared.
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = supervised.thread("triton-end", self._run, log)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, end: Callable[[], None], pause_s: float) -> None:
+        """Call ``end`` in ``pause_s`` seconds; at once, in this thread, if this is closed."""
+        with self._changed:
+            if not self._closed:
+                entry = (self._clock() + pause_s, next(self._numbers), end)
+                heapq.heappush(self._waiting, entry)
+                # The thread sleeps until the first one is due.
+                if self._waiting[0] is entry:
+                    self._changed.notify()
+                return
+        self._call(end)
+
+    def close(self) -> None:
+        """Call what waits, then end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (end := self._next()) is not None:
+            self._call(end)
+
+    def _next(self) -> Callable[[], None] | None:
+        """Return the next function when it is due; None if this is closed and nothing waits."""
+        with self._changed:
+            while True:
+                due = self._waiting[0][0] if self._waiting else math.inf
+                rest = due - self._clock()
+                if self._waiting and (self._closed or rest <= 0):
+                    return heapq.heappop(self._waiting)[2]
+                if self._closed:
+                    return None
+                self._changed.wait(None if rest == math.inf else rest)
+
+    def _call(self, end: Callable[[], None]) -> None:
+        try:
+            end()
+        except Exception as error:  # noqa: BLE001 - the others must be called
+            # The log goes through Triton's shared memory, which may be full.
+            with contextlib.suppress(Exception):
+                text = f"a request was not ended: {type(error).__name__}: {error}"
+                self._log.error(text)
