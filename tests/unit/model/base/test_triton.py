@@ -61,36 +61,28 @@ def test_the_final_flag_goes_alone(triton, final):
     assert [(one.output_tensors, one.error, flags) for one, flags in end] == [((), None, FINAL)] * final
 
 
-@pytest.mark.parametrize(
-    ("send", "lowest", "highest"),
-    [
-        (lambda channel: channel.send(ANSWER, final=True), module.PAUSE_S, module.PAUSE_S),
-        (lambda channel: channel.send(ANSWER, final=True, whole=True), module.SHARE * 0.05, module.PAUSE_S / 2),
-        (lambda channel: channel.send_error(errors.InvalidRequestError("x")), module.PAUSE_S, module.PAUSE_S),
-    ],
-)
-def test_the_final_flag_goes_after_a_pause(triton, monkeypatch, send, lowest, highest):
+ENDS = [
+    (0.1, lambda channel: channel.send(ANSWER, final=True), module.SHORTEST_S),
+    (60.0, lambda channel: channel.send(ANSWER, final=True), module.LONGEST_S),
+    (0.1, lambda channel: channel.send(ANSWER, final=True, whole=True), 0.1 * module.SHARE),
+    (60.0, lambda channel: channel.send(ANSWER, final=True, whole=True), module.LONGEST_S),
+    (0.1, lambda channel: channel.send_error(errors.InvalidRequestError("x")), module.LONGEST_S),
+]
+
+
+@pytest.mark.parametrize(("took", "send", "expected"), ENDS)
+def test_the_final_flag_goes_after_a_pause(triton, monkeypatch, took, send, expected):
     """A client that leaves at the last response is gone then. A whole answer, which may wait for the flag, is not slowed down."""
     request, ends, now = Request({}), [], 100.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end))
-    now += 0.1
+    now += took
     send(channel)
     ((end, pause),) = ends
-    assert lowest <= pause <= highest
+    assert pause == pytest.approx(expected)
     assert [flags for _, flags in request.sender.sent] == [0]
     end()
     assert [flags for _, flags in request.sender.sent] == [0, FINAL]
-
-
-def test_a_long_whole_answer_waits_no_longer_than_others(triton, monkeypatch):
-    """The share of its time has a bound."""
-    ends, now = [], 100.0
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    channel = module.Channel(Request({}), OURS, FakeLog(), lambda _, pause: ends.append(pause))
-    now += 60.0
-    channel.send(ANSWER, final=True, whole=True)
-    assert ends == [module.PAUSE_S]
 
 
 def test_a_final_response_that_does_not_fit_ends_in_an_error(triton):

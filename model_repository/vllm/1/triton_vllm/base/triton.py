@@ -33,13 +33,16 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # flag: the model can then never be unloaded. With the flag on the last response, that hit clients
 # that leave at the flag; with the flag right after it, clients that leave at the last response.
 # Both happened to a model of 20 lines without vLLM, on Triton 24.10, each time that 320 streams
-# were left. A client that leaves at once is gone after this pause. With 10 or 20 ms none of 14
-# unloads hung, half of them next to three busy processes. With 5 ms 3 of 5 did, with 1 ms all 6.
-PAUSE_S = 0.01
-"""From a request's last response to its final flag, s."""
-# Over HTTP, a whole answer is complete with the flag. So it waits no more than can be noticed.
+# were left. A client that leaves at once is gone after this pause. With 1 ms, all of 6 unloads of
+# that model hung; with 5 ms 3 of 5; with 10 or 20 ms none of 14, next to busy processes, too.
+LONGEST_S = 0.02
+"""The longest pause between a request's last response and its final flag, s."""
+SHORTEST_S = 0.01
+"""The shortest pause of a stream, s."""
+# Over HTTP, a whole answer is complete with the flag, and a client that sends one request after the
+# other waits for the end of a stream.
 SHARE = 0.01
-"""The largest share of a whole answer's time that the pause may take."""
+"""The share of an answer's time that the pause may take, from the shortest pause on."""
 # The error about a model that is not ready is another one: it has the model's name.
 ENDING = "Server not ready"
 """The error of a stopping server about each of its models."""
@@ -175,8 +178,8 @@ class Channel:
         )
         self._sender.send(response, 0)
         if final:
-            longest = SHARE * (time.monotonic() - self._came) if whole else PAUSE_S
-            self._later(self._end, min(PAUSE_S, longest))
+            share = SHARE * (time.monotonic() - self._came)
+            self._later(self._end, min(LONGEST_S, max(share, 0.0 if whole else SHORTEST_S)))
 
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""
@@ -191,7 +194,7 @@ class Channel:
             self._sender.send(response, 0)
         finally:
             # Without an end, a client would wait for ever for an error that does not fit.
-            self._later(self._end, PAUSE_S)
+            self._later(self._end, LONGEST_S)
 
     def _end(self) -> None:
         """Send the final flag, alone."""
