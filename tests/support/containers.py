@@ -35,7 +35,7 @@ _PATH = "/opt/tritonserver/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
 _SETTINGS = Path(__file__).with_suffix(".conf")
 _CERTIFICATES = ("/etc/ssl/certs", "/usr/local/share/ca-certificates", "/usr/share/ca-certificates")
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
-_OFFICIAL = "nvcr.io/nvidia/tritonserver:<YY.MM>-py3"
+_OFFICIAL = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 
 
 @functools.cache
@@ -122,7 +122,7 @@ def as_podman(line: str, variables: Mapping[str, str], *, ports: Mapping[int, in
     The image is the one made here, ``variables`` (``PWD``, ``HOME``) are substituted, the host's side of published
     ports is on 127.0.0.1 and free; ``--gpus all`` goes where there is no GPU, ``-it`` because there is no terminal.
     """
-    words = [string.Template(word).substitute(variables) for word in shlex.split(line)]
+    words = [string.Template(word).substitute({"TRITON": "YY.MM", **variables}) for word in shlex.split(line)]
     if words[:2] != ["docker", "run"] or _OFFICIAL not in words or "-it" not in words:
         raise ValueError(f"not as README had it: {line}")
     words.remove("-it")

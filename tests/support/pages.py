@@ -18,7 +18,7 @@ BUILD_OFFLINE = r"--offline --wheelhouse DIR "
 IN_CONTAINERS = (BUILD, SERVE, BUILD_WITH_CACHE, FILL, BUILD_OFFLINE)
 """Patterns of README's lines that tests/e2e/test_container.py runs; each has one."""
 TYPED = {
-    "git clone <URL of this repository> vllm-env && cd vllm-env": "test_container.py",
+    "git clone $REPOSITORY vllm-env && cd vllm-env": "test_container.py",
     "./gen_vllm_env.sh": "test_published.py",
     ".triton/bin/tritonserver --model-store=model_repository": "test_published.py",
     "python3 client/client.py --iterations 10": "test_published.py",
@@ -37,9 +37,9 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The commands, each on one line, without comments."""
+        """The commands, each on one line, without comments and the lines that only set a variable."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        return [" ".join(line.split()) for line in lines if not line.startswith("#")]
+        return [" ".join(line.split()) for line in lines if not re.match(r"#|[A-Z]+=\S+(\s+#|$)", line)]
 
 
 def blocks_in(page: Path) -> list[Block]:

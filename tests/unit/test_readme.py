@@ -201,6 +201,15 @@ def test_each_block_is_run_or_says_why_not(page):
     assert [command for block in blocks for command in block.commands if not (page == "README.md" and is_run(command))] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_typed_can_be_pasted(page):
+    """A shell takes a placeholder in angle brackets for a file. So a variable with a value stands for what the reader chooses."""
+    text = (ROOT / page).read_text("utf-8")
+    typed = [block.text for block in blocks_in(ROOT / page) if block.language in {"sh", "bash", "console"}]
+    typed += re.findall(r"`((?:\./|python3 |docker |git |curl |tritonserver )[^`\n]+)`", text)
+    assert [line for part in typed for line in part.splitlines() if re.search(r"<[A-Za-z][^>\n]*>", line)] == []
+
+
 def is_run(command: str) -> bool:
     """Return whether a test runs a command of README; `support.pages.requests_in` takes each of its `curl` lines."""
     return command.startswith("curl ") or command in TYPED or any(re.search(line, command) for line in IN_CONTAINERS)
