@@ -9,6 +9,7 @@ it extracted to ``/tmp`` are removed.
 """
 
 import contextlib
+import itertools
 import random
 import re
 import signal
@@ -46,6 +47,8 @@ _GRACE_SECONDS = 3.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 _EXTRACTED = re.compile(r"python_env_\w{6}")
 _ATTEMPTS = 2
+# This one comes within seconds, and on a machine with other work twice in a row.
+_ATTEMPTS_IF_GIVEN_UP = 4
 # Three log texts of a start that failed through no fault of the model.
 # The first: on a busy machine, the Python backend of 24.10 sometimes reads a wrong handle from
 # shared memory; the stub dies and the server aborts (server issues 5949, 8882).
@@ -149,7 +152,7 @@ class TritonServer:
 
     # Self is not in the typing of Python 3.10.
     def __enter__(self) -> "TritonServer":  # noqa: PYI034
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in itertools.count(1):
             try:
                 self.start()
                 self.wait_ready()
@@ -157,7 +160,8 @@ class TritonServer:
             # An interrupt, too, must end the server.
             except BaseException as error:
                 self.stop()
-                if attempt == _ATTEMPTS or not isinstance(error, StuckStartError):
+                most = _ATTEMPTS_IF_GIVEN_UP if self._has_logged(_GIVEN_UP) else _ATTEMPTS
+                if attempt >= most or not isinstance(error, StuckStartError):
                     raise
                 self.ports = free_ports()
         return self
