@@ -114,7 +114,7 @@ def test_bad_request_fails_alone(server: TritonServer, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def own_server(serving: Serve) -> Iterator[TritonServer]:
-    """A server of its own: tritonserver 24.10 now and then crashes when it ends a stream with an error's status."""
+    """A server of its own: an error that ends its stream with a status has ended tritonserver, too."""
     with serving(environment=ONE_THREAD) as running:
         yield running
 
@@ -141,6 +141,15 @@ def test_status_tells_the_kind_of_error(own_server: TritonServer, request_tensor
     """The gRPC status says whether it is the client's fault, not for this model, or a matter of time."""
     with OpenStream(own_server.grpc_url, request_tensors, codes=True) as one:
         assert code in one.wait_end().status
+
+
+def test_an_error_with_its_status_leaves_the_server_alive(light_serving: Serve) -> None:
+    """Before 26.04, Triton frees what a later final flag needs: with it apart, 24.10 ended by signal 11, 15 of 15 times."""
+    with light_serving(environment=ONE_THREAD) as running:
+        for _ in range(5):
+            with OpenStream(running.grpc_url, tensors({"max_tokens": "many"}), codes=True) as one:
+                assert "INVALID_ARGUMENT" in one.wait_end().status
+        assert ask(running, PROMPT, json.loads(GOOD["sampling_parameters"])).text == PROMPT + ANSWER
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"text_input": 5}', '{"text_input": ["a", "b"]}'])

@@ -29,8 +29,9 @@ LONGEST_ROUND_S = 120.0
 class Stream:
     """One request, and what its client reads of the answer."""
 
-    def __init__(self, client: grpcclient.InferenceServerClient, parameters: dict[str, Any]) -> None:
+    def __init__(self, client: grpcclient.InferenceServerClient, parameters: dict[str, Any], *, empty_final: bool) -> None:
         self._parameters = parameters
+        self._empty_final = empty_final
         self._answers = client.stream_infer(self._requests())
 
     async def _requests(self) -> AsyncIterator[dict[str, Any]]:
@@ -43,7 +44,7 @@ class Stream:
             tensor = grpcclient.InferInput(name, [1], kind)
             tensor.set_data_from_numpy(np.array([value], dtype=np.object_ if kind == "BYTES" else np.bool_))
             inputs.append(tensor)
-        yield {"model_name": "vllm", "inputs": inputs, "enable_empty_final_response": True}
+        yield {"model_name": "vllm", "inputs": inputs, "enable_empty_final_response": self._empty_final}
 
     async def first(self) -> None:
         """Wait for the first response."""
@@ -81,9 +82,10 @@ async def _round(url: str, moment: str) -> None:
     client = grpcclient.InferenceServerClient(url, channel_args=[("grpc.use_local_subchannel_pool", 1)])
     ends = moment in {"reads on", "leaves at the final flag"}
     parameters = {"temperature": 0, "max_tokens": 16} if ends else ENDLESS
-    if moment == "leaves at the last data":
+    empty_final = moment != "leaves at the last data"  # a client that does not ask for the flag has nothing else to wait for
+    if not empty_final:
         parameters = {"max_tokens": 1}
-    streams = [Stream(client, parameters) for _ in range(STREAMS)]
+    streams = [Stream(client, parameters, empty_final=empty_final) for _ in range(STREAMS)]
     step = STEPS.get(moment, Stream.first)
     await asyncio.wait_for(asyncio.gather(*map(step, streams)), LONGEST_ROUND_S)
     if moment == "is killed":

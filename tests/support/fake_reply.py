@@ -17,6 +17,7 @@ class FakeChannel:
         asked: how many times the server was asked whether the request is cancelled.
         cancelled: what it answers.
         broken: raised by the next sends, one each.
+        whole: whether each response was part of a whole answer.
     """
 
     def __init__(self) -> None:
@@ -24,10 +25,12 @@ class FakeChannel:
         self.asked = 0
         self.cancelled = False
         self.broken: list[Exception] = []
+        self.whole: list[bool] = []
 
     def send(self, tensors: Any, *, final: bool, whole: bool = False) -> None:
         self._fail_once()
         self.sent.append((tensors, final))
+        self.whole.append(whole)
 
     def send_error(self, error: Any) -> None:
         self._fail_once()

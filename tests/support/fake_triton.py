@@ -117,8 +117,8 @@ class ResponseSender:
         self.sent.append((response, flags))
 
     def told(self) -> list[InferenceResponse]:
-        """Return the responses, without the final flag, which the model sends alone."""
-        return [response for response, flags in self.sent if flags != FINAL]
+        """Return the responses, without a final flag that was sent alone."""
+        return [response for response, _ in self.sent if response.error or response.output_tensors]
 
     def is_cancelled(self) -> bool:
         if self.sent and self.sent[-1][1] == FINAL:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def admit(admission: Admission, request: Request, dialect: Dialect = OURS) -> Job | None:
     """Return the job of a request; a refused one gets the reason as its answer, as from the service, and None is returned."""
-    reply = Reply(Channel(request, dialect, SimpleNamespace(error=print), lambda end, _: end()))
+    reply = Reply(Channel(request, dialect, SimpleNamespace(error=print), lambda end, _: end(), errors_apart=True))
     try:
         return admission.admit(request, reply)
     except AdapterError as error:

@@ -46,14 +46,11 @@ _GRACE_SECONDS = 3.0
 # Linux keeps POSIX shared memory there.
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 _EXTRACTED = re.compile(r"python_env_\w{6}")
-_ATTEMPTS = 2
-# This one comes within seconds, and on a machine with other work twice in a row.
-_ATTEMPTS_IF_GIVEN_UP = 4
 # Three log texts of a start that failed through no fault of the model.
 # The first: on a busy machine, the Python backend of 24.10 sometimes reads a wrong handle from
 # shared memory; the stub dies and the server aborts (server issues 5949, 8882).
 _KNOWN_CRASH = "boost::interprocess::lock_exception"
-# The second: the machine paused (triton_vllm/startup/abandoned.py).
+# The second: the machine paused (triton_vllm/startup/abandoned.py), also twice in a row.
 _GIVEN_UP = "the server has given this load up"
 # The third: another program took a port after free_ports() had found it free.
 _PORT_TAKEN = "already in use"
@@ -95,8 +92,8 @@ class Launch:
 class TritonServer:
     """A running tritonserver, as a context manager. The block begins when the models are ready.
 
-    A start that gets stuck through a known fault of the Python backend is tried once again. So is
-    a start whose ports another program has taken, then with other ports.
+    A start that gets stuck through a known fault of Triton is tried again, and so is a start whose
+    ports another program has taken, then with other ports.
 
     Args:
         binary: the tritonserver program of a Triton root.
@@ -160,8 +157,8 @@ class TritonServer:
             # An interrupt, too, must end the server.
             except BaseException as error:
                 self.stop()
-                most = _ATTEMPTS_IF_GIVEN_UP if self._has_logged(_GIVEN_UP) else _ATTEMPTS
-                if attempt >= most or not isinstance(error, StuckStartError):
+                most = 4 if self._has_logged(_GIVEN_UP) else 2
+                if not isinstance(error, StuckStartError) or attempt >= most:
                     raise
                 self.ports = free_ports()
         return self

@@ -48,6 +48,14 @@ def test_nothing_follows_the_final_response(channel, reply, end, late):
     assert channel.sent[0][1] is True
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_channel_knows_a_whole_answer(channel, reply, streams):
+    """Its end may be waited for."""
+    reply.streams = streams
+    reply.send(["a"], final=True)
+    assert channel.whole == [not streams]
+
+
 def test_an_error_is_the_final_response(channel, reply):
     """A refusal closes the reply and arrives as it is."""
     error = InvalidRequestError("bad")

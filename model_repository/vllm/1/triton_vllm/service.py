@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from triton_vllm.answer import Reply
@@ -46,6 +47,7 @@ class Service:
         when_dead = self._unload if settings.health_check else None
         limits = settings.limits
         self._dialect = settings.dialect
+        self._errors_apart = prepared.server >= triton.ERRORS_APART_SINCE
         self._admission = Admission(
             vllm=prepared.vllm,
             gate=Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=when_dead),
@@ -96,28 +98,44 @@ class Service:
 
     def accept(self, request: TritonRequest) -> None:
         """Take one Triton request; it is answered later, or at once if it is refused."""
-        later = self._model.outbox.endings.put
-        reply = Reply(triton.Channel(request, self._dialect, self._log, later))
+        channel = triton.Channel(
+            request,
+            self._dialect,
+            self._log,
+            self._model.outbox.later(),
+            errors_apart=self._errors_apart,
+        )
+        reply = Reply(channel)
         try:
             job = self._admission.admit(request, reply)
             reply.assembler = assembler(job)
         except AdapterError as error:
-            reply.fail(error)
+            self._refuse(reply, error)
             return
-        # Triton passes several requests in one call, and an exception would leave the others
-        # without an answer. vLLM's parsers, which the assembler opens, may raise anything.
+        # vLLM's parsers, which the assembler opens, may raise anything.
         except Exception as error:  # noqa: BLE001
             # The client gets no details: they may be the server's own.
             self._log.error(f"request refused: {type(error).__name__}: {error}")
-            reply.fail(
-                InternalError("the request could not be prepared; the server's log has the details")
-            )
+            text = "the request could not be prepared; the server's log has the details"
+            self._refuse(reply, InternalError(text))
             return
         # The thread is chosen before the job is submitted: its first output may come at once.
         self._model.outbox.assign(reply)
         self._model.engine.runner.submit(job)
         # The watch sleeps while nothing is in flight, so it is woken after the job has entered.
         self._model.watch.wake()
+
+    def _refuse(self, reply: Reply, error: AdapterError) -> None:
+        try:
+            reply.fail(error)
+        # Triton passes several requests in one call, and an exception would leave the others
+        # without an answer.
+        except Exception as failed:  # noqa: BLE001
+            reply.give_up()
+            # The log goes through Triton's shared memory, which may be full.
+            with contextlib.suppress(Exception):
+                text = f"refusal not sent: {type(failed).__name__}: {failed}"
+                self._log.error(text)
 
     def is_ready(self) -> bool:
         """Return whether requests can be served now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +55,7 @@ ANSWER = [("text_output", text(b"a")), ("token_ids", np.zeros(1000, np.int32))]
 def test_the_final_flag_goes_alone(triton, final):
     """Together with data, a client that leaves at the flag keeps the model from being unloaded (test_stream_ends.py)."""
     request = Request({})
-    module.Channel(request, OURS, FakeLog(), at_once).send(ANSWER, final=final)
+    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True).send(ANSWER, final=final)
     (response, flags), *end = request.sender.sent
     assert flags == 0
     assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a"), ("token_ids", 0)]
@@ -75,7 +76,7 @@ def test_the_final_flag_goes_after_a_pause(triton, monkeypatch, took, send, expe
     """A client that leaves at the last response is gone then. A whole answer, which may wait for the flag, is not slowed down."""
     request, ends, now = Request({}), [], 100.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end))
+    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end), errors_apart=True)
     now += took
     send(channel)
     ((end, pause),) = ends
@@ -85,11 +86,40 @@ def test_the_final_flag_goes_after_a_pause(triton, monkeypatch, took, send, expe
     assert [flags for _, flags in request.sender.sent] == [0, FINAL]
 
 
+@pytest.mark.parametrize("free", [module.MARGIN_BYTES + 1, module.MARGIN_BYTES])
+def test_an_error_has_the_flag_where_triton_frees_what_a_later_one_needs(triton, monkeypatch, free):
+    """Before 26.04; but an error that may not fit goes first, because its sender would be closed."""
+    request = Request({})
+    monkeypatch.setattr(module, "shared_memory_free", lambda: free)
+    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=False).send_error(errors.InvalidRequestError("x"))
+    sent = [(response.error.message if response.error else None, flags) for response, flags in request.sender.sent]
+    assert sent == ([("x", FINAL)] if free > module.MARGIN_BYTES else [("x", 0), (None, FINAL)])
+
+
+def test_the_last_response_keeps_its_memory_until_the_flag_is_sent(triton, monkeypatch):
+    """A flag that finds no room in shared memory cannot be sent again."""
+    request, ends, held = Request({}), [], []
+    monkeypatch.setattr(request.sender, "send", lambda response=None, flags=0: response and held.append(weakref.ref(response)))
+    module.Channel(request, OURS, FakeLog(), lambda end, _: ends.append(end), errors_apart=True).send(ANSWER, final=True)
+    assert held[0]() is not None
+    ends[0]()
+    assert held[0]() is None
+
+
+def test_a_request_is_ended_once(triton):
+    """Also if a second error is sent because the first one failed."""
+    request, ends = Request({}), []
+    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end), errors_apart=True)
+    for _ in range(2):
+        channel.send_error(errors.InternalError("x"))
+    assert len(ends) == 1
+
+
 def test_a_final_response_that_does_not_fit_ends_in_an_error(triton):
     """Sent with the final flag it would close Triton's sender, and the client would wait for ever."""
     request = Request({})
     request.sender.full = True
-    reply = Reply(module.Channel(request, OURS, FakeLog(), at_once))
+    reply = Reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True))
     with pytest.raises(RuntimeError, match="shared memory"):
         reply.send(ANSWER, final=True)
     reply.give_up()
@@ -114,7 +144,7 @@ def test_an_error_that_does_not_fit_ends_the_request(triton, monkeypatch):
         send(response, flags)
 
     monkeypatch.setattr(request.sender, "send", full)
-    Reply(module.Channel(request, OURS, FakeLog(), at_once)).give_up()
+    Reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True)).give_up()
     assert [flags for _, flags in request.sender.sent] == [FINAL]
 
 
@@ -139,7 +169,7 @@ def test_how_much_shared_memory_is_free_is_what_the_file_system_says(triton, mon
 def test_an_error_is_final_and_has_its_code(triton, error, code):
     """Clients tell from the code whether to try again."""
     request = Request({})
-    module.Channel(request, OURS, FakeLog(), at_once).send_error(error)
+    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True).send_error(error)
     assert error_of(request) == ("x", code)
 
 
@@ -193,7 +223,7 @@ def test_an_error_may_be_that_of_the_official_backend(triton, error, answer, cod
     """Words, code and log; a log that cannot be written takes no answer away."""
     for log in (Lines(), Lines(full=True)):
         request = Request({})
-        module.Channel(request, OFFICIAL, log, at_once).send_error(error)
+        module.Channel(request, OFFICIAL, log, at_once, errors_apart=True).send_error(error)
         assert error_of(request) == (answer, code)
         assert log.lines == ([line] if line and not log.full else [])
 
@@ -202,14 +232,14 @@ def test_a_code_that_this_triton_lacks_is_unknown(triton):
     """CANCELLED is younger than the oldest servers."""
     strange = type("StrangeError", (errors.AdapterError,), {"code": "NEWER"})
     request = Request({})
-    module.Channel(request, OURS, FakeLog(), at_once).send_error(strange("x"))
+    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True).send_error(strange("x"))
     assert request.sender.sent[0][0].error.code == "UNKNOWN"
 
 
 def test_the_server_is_asked_about_the_request(triton):
     """Its answer is passed on."""
     request = Request({})
-    channel = module.Channel(request, OURS, FakeLog(), at_once)
+    channel = module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True)
     assert channel.is_cancelled() is False
     request.sender.cancelled = True
     assert channel.is_cancelled() is True

@@ -27,6 +27,22 @@ def started(deliver, threads=1, log=None):
     return outbox
 
 
+def test_ends_that_wait_come_when_it_is_closed():
+    """Also those that the lanes put while they send their last outputs."""
+    ended: list[int] = []
+
+    def deliver(reply, items):
+        outbox.later()(lambda: ended.append(items[-1]), 3600.0)
+
+    outbox = started(deliver, threads=2)
+    replies = [fake_reply() for _ in range(8)]
+    for number, reply in enumerate(replies):
+        outbox.assign(reply)
+        outbox.put(reply, number)
+    outbox.close()
+    assert sorted(ended) == [*range(8)]
+
+
 def test_everything_arrives_in_order_from_many_producers():
     """2,000 outputs for each of 20 requests over three threads arrive once each and in order."""
     got: dict[int, list[int]] = {}

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
@@ -43,6 +44,11 @@ SHORTEST_S = 0.01
 # other waits for the end of a stream.
 SHARE = 0.01
 """The share of an answer's time that the pause may take, from the shortest pause on."""
+# Clients may ask Triton for gRPC's status of an error (the header `triton_grpc_error`). Before
+# 26.04 its front end then frees what the flag needs when the error comes: a flag of its own ended
+# the server with signal 11 (24.10, 15 of 15 refused requests). The sources of 26.04 keep it.
+ERRORS_APART_SINCE = "26.04"
+"""The first release of Triton to which an error and the final flag may go apart."""
 # The error about a model that is not ready is another one: it has the model's name.
 ENDING = "Server not ready"
 """The error of a stopping server about each of its models."""
@@ -148,9 +154,10 @@ class Channel:
         dialect: determines the text and code of errors, and logs them.
         log: the model's log.
         later: calls a function in so many seconds.
+        errors_apart: whether the server takes an error and the final flag apart.
     """
 
-    __slots__ = ("_came", "_dialect", "_later", "_log", "_sender")
+    __slots__ = ("_came", "_dialect", "_ending", "_errors_apart", "_later", "_log", "_sender")
 
     def __init__(
         self,
@@ -158,11 +165,15 @@ class Channel:
         dialect: Dialect,
         log: protocols.Log,
         later: Callable[[Callable[[], None], float], None],
+        *,
+        errors_apart: bool,
     ) -> None:
         self._sender = request.get_response_sender()
         self._dialect = dialect
         self._log = log
         self._later = later
+        self._errors_apart = errors_apart
+        self._ending = False
         self._came = time.monotonic()
 
     def send(self, tensors: Tensors, *, final: bool, whole: bool = False) -> None:
@@ -179,7 +190,7 @@ class Channel:
         self._sender.send(response, 0)
         if final:
             share = SHARE * (time.monotonic() - self._came)
-            self._later(self._end, min(LONGEST_S, max(share, 0.0 if whole else SHORTEST_S)))
+            self._end(response, min(LONGEST_S, max(share, 0.0 if whole else SHORTEST_S)))
 
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""
@@ -190,16 +201,26 @@ class Channel:
         # A code that this Triton does not have becomes UNKNOWN.
         code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
         response = pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))
+        # A sender closes before it places a final response in shared memory. If the error did not
+        # fit, its client would wait for ever.
+        if not self._errors_apart and shared_memory_free() > MARGIN_BYTES:
+            self._sender.send(response, FINAL)
+            return
         try:
             self._sender.send(response, 0)
         finally:
             # Without an end, a client would wait for ever for an error that does not fit.
-            self._later(self._end, LONGEST_S)
+            self._end(response, LONGEST_S)
 
-    def _end(self) -> None:
-        """Send the final flag, alone."""
-        # The sender closes before it places a final response in shared memory. If a response with
-        # data did not fit, its client would wait for ever.
+    def _end(self, last: Any, pause_s: float) -> None:
+        """Send the final flag, alone, after a pause."""
+        if not self._ending:
+            self._ending = True
+            # The last response keeps its shared memory until then, so that the flag finds room.
+            self._later(partial(self._send_flag, [last]), pause_s)
+
+    def _send_flag(self, held: list[Any]) -> None:
+        held.clear()
         self._sender.send(flags=FINAL)
 
     def is_cancelled(self) -> bool:

@@ -1,4 +1,4 @@
-"""Send the end of each request a moment after its last response, with one thread for all."""
+"""Send the end of each request a moment after its last response."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ class Endings:
 
     Args:
         log: logs functions that raise.
+        name: the thread's name.
         clock: returns seconds.
     """
 
-    def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, log: Log, name: str = "triton-end", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._log = log
         self._clock = clock
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
@@ -34,7 +37,7 @@ class Endings:
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = supervised.thread("triton-end", self._run, log)
+        self._thread = supervised.thread(name, self._run, log)
 
     def start(self) -> None:
         """Start the thread."""

@@ -85,9 +85,6 @@ class Outbox:
         threads: the number of threads that send.
         pacing: how long responses wait.
         clock: returns seconds.
-
-    Attributes:
-        endings: ends the requests that have been answered.
     """
 
     def __init__(
@@ -104,12 +101,15 @@ class Outbox:
         names = [*(f"triton-send-{i}" for i in range(threads)), "triton-send-bulky"]
         self._lanes = [_Lane(send, log, pacing, clock, name) for name in names]
         self._bulky_lane = threads
-        self.endings = Endings(log)
+        # As many as lanes: a flag that the server never takes stops only its thread.
+        self._endings = [Endings(log, f"triton-end-{i}") for i in range(threads)]
+        self._next_endings = itertools.cycle(self._endings)
         self._next_lanes = itertools.cycle(range(threads))
 
     def start(self) -> None:
         """Start the threads."""
-        self.endings.start()
+        for endings in self._endings:
+            endings.start()
         for lane in self._lanes:
             lane.thread.start()
 
@@ -117,6 +117,10 @@ class Outbox:
         """Choose the reply's thread; call it once, before the first ``put``."""
         # A reply stays with its thread, so its responses cannot overtake each other.
         reply.lane = self._bulky_lane if reply.bulky else next(self._next_lanes)
+
+    def later(self) -> Callable[[Callable[[], None], float], None]:
+        """Return what calls a function in so many seconds, for the end of one request."""
+        return next(self._next_endings).put
 
     def put(self, reply: Reply, item: Item) -> None:
         """Queue an output or an exception for sending; it never blocks."""
@@ -133,7 +137,9 @@ class Outbox:
             lane.end()
         for lane in self._lanes:
             lane.thread.join()
-        self.endings.close()
+        # The lanes have put the last ends.
+        for endings in self._endings:
+            endings.close()
 
 
 def _one_by_one(deliver: Deliver, reply: Reply, items: list[Item]) -> None:

@@ -66,6 +66,7 @@ class Prepared:
         file_name: the file with the engine arguments. Relative to the model's folder.
         parsers: the parsers that read the answers to chats.
         chat_template: the chat template that the operator has chosen.
+        server: the server's release. An empty string if it is not known.
         run_folder: where vLLM's sockets are. None if no folder can be made.
         openai: what vLLM's OpenAI server is started with. None if there is none.
     """
@@ -77,6 +78,7 @@ class Prepared:
     file_name: str
     parsers: ParserNames
     chat_template: ChatTemplate
+    server: str
     run_folder: RunFolder | None
     openai: Plan | None = None
 
@@ -102,7 +104,8 @@ def prepare(
     model_dir = Path(args["model_repository"])
     version_dir = model_dir / args["model_version"]
     chosen = settings.read(json.loads(args["model_config"]))
-    manifest.check(model_dir, server_release.find(os.getppid(), os.environ), log)
+    server = server_release.find(os.getppid(), os.environ)
+    manifest.check(model_dir, server, log)
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
     given, chat_template = template.split(
         engine_args.read(model_dir, version_dir), model_dir, file_name
@@ -154,6 +157,7 @@ def prepare(
         file_name=file_name,
         parsers=names,
         chat_template=chat_template,
+        server=server,
         run_folder=run,
     )
     if port is None:
