@@ -46,13 +46,12 @@ _GRACE_SECONDS = 3.0
 # Linux keeps POSIX shared memory there.
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 _EXTRACTED = re.compile(r"python_env_\w{6}")
-# Three log texts of a start that failed through no fault of the model.
-# The first: on a busy machine, the Python backend of 24.10 sometimes reads a wrong handle from
-# shared memory; the stub dies and the server aborts (server issues 5949, 8882).
+# Texts of starts that failed through no fault of the model. On a busy machine, 24.10 sometimes
+# reads a wrong handle from shared memory, and the server aborts (server issues 5949, 8882).
 _KNOWN_CRASH = "boost::interprocess::lock_exception"
-# The second: the machine paused (triton_vllm/startup/abandoned.py), also twice in a row.
+# The machine paused (triton_vllm/startup/abandoned.py), also twice in a row.
 _GIVEN_UP = "the server has given this load up"
-# The third: another program took a port after free_ports() had found it free.
+# Another program took a port after free_ports() had found it free.
 _PORT_TAKEN = "already in use"
 
 
@@ -92,8 +91,8 @@ class Launch:
 class TritonServer:
     """A running tritonserver, as a context manager. The block begins when the models are ready.
 
-    A start that gets stuck through a known fault of Triton is tried again, and so is a start whose
-    ports another program has taken, then with other ports.
+    A start that gets stuck through a known fault of Triton is tried again; so is one whose ports
+    another program has taken, with other ports.
 
     Args:
         binary: the tritonserver program of a Triton root.
@@ -157,8 +156,8 @@ class TritonServer:
             # An interrupt, too, must end the server.
             except BaseException as error:
                 self.stop()
-                most = 4 if self._has_logged(_GIVEN_UP) else 2
-                if not isinstance(error, StuckStartError) or attempt >= most:
+                last = 4 if self._has_logged(_GIVEN_UP) else 2
+                if attempt >= last or not isinstance(error, StuckStartError):
                     raise
                 self.ports = free_ports()
         return self
