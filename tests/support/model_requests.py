@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +83,3 @@ def ask(server: TritonServer, text: str | None, parameters: Any = None, *, optio
     """
     found = stream(server.grpc_url, [prompt(text, parameters, **tensors)], **(options or {}))
     return Answer(tuple(r for r in found if r.tensors or r.error))
-
-
-def finals(server: TritonServer, requests: Sequence[dict[str, Any]]) -> Counter[str]:
-    """Return how many final responses each request id got."""
-    return Counter(r.request_id for r in stream(server.grpc_url, requests) if r.final)
