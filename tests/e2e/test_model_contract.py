@@ -70,7 +70,7 @@ def test_echo(server: TritonServer, streaming: bool, excluded: bool | None) -> N
 def test_every_request_gets_exactly_one_final_response(server: TritonServer, streaming: bool) -> None:
     """Good requests and bad ones all end once, so no client waits for ever and no response comes after the end.
 
-    An error comes without its request's id. Before Triton 26.04 it is final itself; since then the empty final response follows it.
+    An error comes without its request's id. Before 26.04 it is final itself; since then the empty final response follows it.
     """
     requests = [prompt(PROMPT, GREEDY, stream=streaming), prompt(PROMPT, "{", stream=streaming)] * 4
     responses = stream(server.grpc_url, requests)
