@@ -19,7 +19,7 @@ def log():
 
 @pytest.fixture
 def endings(log):
-    endings = Endings(log)
+    endings = Endings(log, "triton-end")
     endings.start()
     yield endings
     endings.close()
@@ -54,7 +54,7 @@ def test_one_that_fails_is_logged_and_the_others_come(endings, log):
 
 def test_none_is_lost_when_the_model_is_unloaded(log):
     """Those that wait come at once, and later ones in the caller's thread."""
-    endings = Endings(log)
+    endings = Endings(log, "triton-end")
     endings.start()
     came = []
     endings.put(lambda: came.append("waited"), 3600.0)

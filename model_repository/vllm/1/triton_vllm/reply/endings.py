@@ -24,14 +24,10 @@ class Endings:
     Args:
         log: logs functions that raise.
         name: the thread's name.
-        clock: returns seconds.
     """
 
-    def __init__(
-        self, log: Log, name: str = "triton-end", clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, log: Log, name: str) -> None:
         self._log = log
-        self._clock = clock
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         # Numbers order functions that are due at the same time; functions cannot be compared.
         self._numbers = itertools.count()
@@ -47,7 +43,7 @@ class Endings:
         """Call ``end`` in ``pause_s`` seconds; at once, in this thread, if this is closed."""
         with self._changed:
             if not self._closed:
-                entry = (self._clock() + pause_s, next(self._numbers), end)
+                entry = (time.monotonic() + pause_s, next(self._numbers), end)
                 heapq.heappush(self._waiting, entry)
                 # The thread sleeps until the first one is due.
                 if self._waiting[0] is entry:
@@ -71,7 +67,7 @@ class Endings:
         with self._changed:
             while True:
                 due = self._waiting[0][0] if self._waiting else math.inf
-                rest = due - self._clock()
+                rest = due - time.monotonic()
                 if self._waiting and (self._closed or rest <= 0):
                     return heapq.heappop(self._waiting)[2]
                 if self._closed:
