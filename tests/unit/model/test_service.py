@@ -101,6 +101,26 @@ print(json.dumps({
 """
 
 
+REFUSED = """
+model.initialize(ARGS)
+wrong, good = request("a", stream=np.array([b"maybe"], np.object_)), request("a b")
+def broken(response=None, flags=0):
+    raise RuntimeError("Failed to increase the shared memory pool size")
+wrong.sender.send = broken
+model.execute([wrong, good])
+answered(good)
+model.finalize()
+print(json.dumps({"good": pieces(good), "log": log}))
+"""
+
+
+def test_a_refusal_that_cannot_be_sent_is_logged_and_the_others_are_answered(run):
+    """Triton passes several requests in one call."""
+    seen = run(REFUSED, model="echo")
+    assert seen["good"] == ["a b"]
+    assert any("refusal not sent: RuntimeError" in text for _, text in seen["log"])
+
+
 def test_a_model_is_loaded_serves_and_is_unloaded(run):
     """Each request is answered with one final response; after the unload no thread is left."""
     seen = run(LIFE, model="echo")
