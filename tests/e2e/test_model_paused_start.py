@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.engineless import GATE
-from support.model_control import GIVEN_UP
+from support.model_control import GIVEN_UP, PAUSE_SECONDS, TOLERATED_SINCE
 from support.patience import pause, wait_for
 from support.repositories import serves_since
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from support.serving import Serve
 
 pytestmark = pytest.mark.e2e
-PAUSE_SECONDS = 3.0
-TOLERATED_SINCE = "25.08"
-"""From this release on, Triton waits for a stub that is paused for so long."""
 LOADS = "starting the engine and loading the model"
 
 

@@ -19,6 +19,9 @@ GIVEN_UP = "is not healthy"
 """Triton 24.10 says this of a loading process if the machine stood still for a second."""
 NOTICED = "the server has given this load up"
 """The log's line of a process that has noticed it. With several instances, the answer may be another one's error."""
+TOLERATED_SINCE = "25.08"
+"""From this release on, Triton waits for a stub that is paused for `PAUSE_SECONDS`."""
+PAUSE_SECONDS = 3.0
 LOADS = 5  # at most, of a load that the server gives up
 SECONDS = 800.0  # below the limit of a test
 

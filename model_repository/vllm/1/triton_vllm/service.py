@@ -15,6 +15,7 @@ from triton_vllm.engine.gate import Gate
 from triton_vllm.reply.response import assembler
 from triton_vllm.request.admit import Admission, Policy
 from triton_vllm.startup import interpreter
+from triton_vllm.startup.abandoned import AbandonedLoad
 from triton_vllm.startup.load import load
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class Service:
     def __init__(self, args: Mapping[str, str]) -> None:
         self._name = args["model_name"]
         self._log = triton.Log(self._name)
+        # The server can give the load up until `initialize` returns, also while the port opens.
+        with AbandonedLoad():
+            self._load(args)
+
+    def _load(self, args: Mapping[str, str]) -> None:
         self._model = load(args, self._log)
         prepared = self._model.prepared
         settings = prepared.settings

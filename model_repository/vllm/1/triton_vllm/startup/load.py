@@ -26,7 +26,6 @@ from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outb
 from triton_vllm.reply.watch import CancellationWatch, Departure
 from triton_vllm.request.contract import require_completed
 from triton_vllm.startup import engine_args, interpreter
-from triton_vllm.startup.abandoned import AbandonedLoad
 from triton_vllm.startup.cause import Cause, shared_memory_is_full
 from triton_vllm.startup.devices import is_on_one_machine, parallel_sizes, uses_ray
 from triton_vllm.startup.endpoint import HttpEndpoint
@@ -92,18 +91,17 @@ def load(args: Mapping[str, str], log: Log) -> Model:
     """
     require_completed(json.loads(args["model_config"]))
     interpreter.end_at_once()
-    with AbandonedLoad():
-        shared = frontends.join(args, log)
-        try:
-            return _load(args, log, shared)
-        except Exception as error:
-            # The other instances would otherwise wait for this one.
-            if shared is not None:
-                shared.leave(str(error))
-            remedy = shared_memory_is_full(error)
-            if remedy:
-                raise ConfigError(f"{error}; {remedy}") from error
-            raise
+    shared = frontends.join(args, log)
+    try:
+        return _load(args, log, shared)
+    except Exception as error:
+        # The other instances would otherwise wait for this one.
+        if shared is not None:
+            shared.leave(str(error))
+        remedy = shared_memory_is_full(error)
+        if remedy:
+            raise ConfigError(f"{error}; {remedy}") from error
+        raise
 
 
 def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
