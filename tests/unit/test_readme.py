@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.options import build_parser as build_client_parser
 from support.pages import IN_CONTAINERS, TYPED, TYPED_PAGES, blocks_in
 from support.reports import FIRST_MINUTE, LATER_FIRST_MINUTES, measured
 from triton_vllm.base.dialect import Dialect
@@ -51,19 +50,6 @@ def test_the_options_table_is_that_of_help():
         argument = "|".join(action.choices) if action.choices else action.metavar or ""
         declared[f"{option} {argument}".strip().replace("|", r"\|")] = action.help
     assert documented == declared
-
-
-def test_the_clients_options_are_those_of_help():
-    """Every option of the client is in docs/client.md with its short form and its help text, and no other is."""
-    table = (ROOT / "docs/client.md").read_text("utf-8").split("<!-- options")[1].split("<!-- end of options")[0]
-    documented = {
-        tuple(re.findall(r"`(.+?)`", name)): text
-        for name, text in re.findall(r"^\| (`.+?) \| .*? \| (.+) \|$", table, re.MULTILINE)
-    }
-    actions = [action for action in build_client_parser()._actions if action.dest != "help"]
-    assert documented == {
-        tuple(each.option_strings or [each.metavar]): (each.help or "") % {"default": each.default} for each in actions
-    }
 
 
 def test_the_pinned_versions_of_the_readme_are_those_of_the_spec():
