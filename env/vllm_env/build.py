@@ -15,7 +15,13 @@ from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import Workspace
 from vllm_env.layout.layout import Packed
 from vllm_env.lock.pylock import Lock
-from vllm_env.model.manifest import Manifest, adopted_from, describe_build, render_sbom
+from vllm_env.model.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    adopted_from,
+    describe_build,
+    render_sbom,
+)
 from vllm_env.plan import (
     TEMPLATE,
     BuildRequest,
@@ -28,7 +34,11 @@ from vllm_env.plan import (
 )
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.exchange import remove_abandoned_staging
-from vllm_env.publish.model_config import changes_count
+from vllm_env.publish.model_config import (
+    changes_count,
+    default_count,
+    has_configuration_of,
+)
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.serve.leftovers import server_runs
@@ -134,7 +144,7 @@ class _Build:
             sbom=render_sbom(self.lock),
             adopted_from=source,
             stub_libraries=stub.libraries,
-            count=request.count,
+            count=request.count or self._first_count(manifest),
         )
         smoke = None
         served: dict[str, Any] = {}
@@ -165,6 +175,15 @@ class _Build:
             keep.update(workspace.cache.path("warm").glob("*"))
         workspace.cache.evict(keep)
         return self._result(model, manifest, smoke, rebuilt=True)
+
+    def _first_count(self, manifest: Manifest) -> int:
+        """Return the count for a model's first build; 0 leaves the configuration as it is."""
+        request = self.request
+        if request.adoption or (request.model_folder / MANIFEST_NAME).exists():
+            return 0
+        if not has_configuration_of(request.template, request.model_folder):
+            return 0
+        return default_count(self.lock.spec.profile, manifest.vllm.version)
 
     def _result(
         self, model: Path, manifest: Manifest, smoke: SmokeResult | None, *, rebuilt: bool

@@ -200,7 +200,8 @@ def build_parser() -> CommandParser:
         metavar="N",
         type=_positive,
         default=0,
-        help="front ends of the engine, in config.pbtxt (default: what it has; 1 in a new one)",
+        help="front ends of the engine, in config.pbtxt (default: what it has; in a new one 2 with "
+        "the cuda profile, else 1)",
     )
     lock = parser.add_argument_group("lock")
     use = lock.add_mutually_exclusive_group()

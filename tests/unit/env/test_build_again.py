@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,25 @@ def test_another_count_is_built_and_served(stages: Stages, workspace: Workspace,
     assert not build_all(workspace, request_).rebuilt
     assert stages.called == ["plan", "plan"]
     assert "count: 2" in config.read_text()
+
+
+def test_a_new_model_for_gpus_has_two_front_ends(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
+    """The user's own number stays, in the option and in the file."""
+    stages.profile = "cuda"
+    build_all(workspace, request_)
+    config = request_.model_folder / "config.pbtxt"
+    assert "count: 2" in config.read_text()
+    config.write_text(config.read_text().replace("count: 2", "count: 1"))
+    stages.key = "another"
+    assert build_all(workspace, request_).rebuilt
+    assert "count: 1" in config.read_text()
+    build_all(workspace, replace(request_, model="one", count=1))
+    assert "count: 1" in (request_.repository / "one" / "config.pbtxt").read_text()
+    own = request_.repository / "own"
+    shutil.copytree(request_.model_folder / "1", own / "1")
+    (own / "config.pbtxt").write_text(f"# mine\n{config.read_text()}")
+    build_all(workspace, replace(request_, model="own"))
+    assert "count: 1" in (own / "config.pbtxt").read_text()
 
 
 def test_what_a_killed_build_has_left_is_removed(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.model.files import parse_config
-from vllm_env.publish.model_config import rewrite_config, with_count
+from vllm_env.publish.model_config import default_count, rewrite_config, with_count
 
 FILE = Path("config.pbtxt")
 PLACE = "$$TRITON_MODEL_DIRECTORY/vllm_env"
@@ -106,6 +106,15 @@ def test_what_cannot_be_rewritten_is_refused(text: str, said: str) -> None:
 def test_only_the_groups_count_is_replaced(before: str, after: str) -> None:
     """Comments, spaces and what only looks like the field stay."""
     assert with_count(FILE, before, 4) == after
+
+
+@pytest.mark.parametrize(
+    ("profile", "vllm", "count"),
+    [("cuda", "0.33.0", 2), ("cuda", "0.28.0.dev3+g1a", 1), ("cuda", "0.28.1", 2), ("cuda", "0.11.2", 1), ("cpu", "0.33.0", 1)],
+)
+def test_a_new_models_count_is_what_its_engine_can_serve(profile: str, vllm: str, count: int) -> None:
+    """Two on a GPU, if this vLLM can share an engine."""
+    assert default_count(profile, vllm) == count
 
 
 @pytest.mark.parametrize(
