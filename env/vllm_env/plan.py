@@ -11,6 +11,7 @@ from vllm_env.base.cache import key_of
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.network import require_loopback
+from vllm_env.base.sources import masked
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.layout import LAYOUTS
 from vllm_env.layout.layout import Layout
@@ -217,7 +218,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
             stub = plan_stub(workspace, triton, spec.python, request.stub, options)
             forecast = unknown.forecast
             return Plan(spec, triton, None, stub, key="", unserved=unserved, forecast=forecast)
-        report.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
+        report.step(f"{masked(spec.pin.value)}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
         report.note(note)

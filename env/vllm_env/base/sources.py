@@ -52,6 +52,11 @@ def masked(text: str) -> str:
     return re.sub(r"://[^/\s]+@", "://****@", text)
 
 
+def has_password(text: str) -> bool:
+    """Return whether a URL in a text has a password; a name alone is no secret."""
+    return re.search(r"://[^/\s]*:[^/\s]*@", text) is not None
+
+
 def uv_places(*names: str) -> list[str]:
     """Return the places in variables of uv, which may have the form ``name=url``."""
     places = [place for name in names for place in re.split(r"[\s,]+", os.environ.get(name, ""))]

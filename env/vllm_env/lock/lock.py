@@ -8,6 +8,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -15,6 +16,7 @@ from packaging.utils import canonicalize_name
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import choose_layer
 from vllm_env.triton.root import ReleaseRules
@@ -140,7 +142,12 @@ def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
     names = {field.name for field in dataclasses.fields(Inputs)} - {"pin"}
     # A pinned file counts by name and hash. On another machine it may be in another folder.
     pin = re.sub(r"@ \S*/", "@ ", pinned.requirement)
-    return Inputs(pin=pin, **{name: getattr(spec, name) for name in names})
+    # They go into the lock and the model's manifest, which others read.
+    return Inputs(pin=masked(pin), **{name: _masked(getattr(spec, name)) for name in names})
+
+
+def _masked(value: Any) -> Any:
+    return masked(value) if isinstance(value, str) else tuple(map(masked, value))
 
 
 def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockFile | None, str]:

@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.filesystem import require_writable, write_whole
-from vllm_env.base.sources import masked
+from vllm_env.base.sources import has_password, masked
 from vllm_env.base.workspace import CHECKOUT
 
 if sys.version_info >= (3, 11):
@@ -159,6 +159,12 @@ def check_save(spec: Spec, file: Path) -> None:
     if file.suffix != ".toml":
         raise UsageError(
             f"--save {file}: a spec is a .toml file.", remedy=f"Write {file.name}.toml."
+        )
+    values = [spec.pin.value, spec.wheel_index, spec.git_url, *spec.requirements, *spec.overrides]
+    for value in filter(has_password, values):
+        raise UsageError(
+            f"--save {file}: {masked(value)} has a password, which every reader would see.",
+            remedy="Put the password into ~/.netrc, and leave it out of the URL.",
         )
     # Only a spec of this profile alone may be replaced, and not the one that is read: it would lose
     # its other profiles, its comments, or the values that the command line has changed.

@@ -15,7 +15,7 @@ from vllm_env.lock import lock as module
 from vllm_env.lock.lock import LockOptions, inputs_of, make_lock
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import Lock, LockedWheel, read_pylock, write_pylock
-from vllm_env.lock.spec import Overrides, Pin, Spec, load_spec, only_profile, save_spec
+from vllm_env.lock.spec import Overrides, Pin, Spec, check_save, load_spec, only_profile, save_spec
 from vllm_env.triton.root import rules_of
 
 if TYPE_CHECKING:
@@ -52,6 +52,18 @@ def spec(channel: Channel, tmp_path: Path) -> Spec:
 
 def _make(spec: Spec, root: Path, release: str = "24.10", **options: Any) -> Lock:
     return make_lock(workspace_in(root), spec, rules_of(release), LockOptions(**options))
+
+
+def test_a_password_is_in_no_lock(spec: Spec) -> None:
+    """Nor in the manifest, which has the same inputs; and none is saved."""
+    secret = "https://me:secret@mirror.example"
+    pinned = PinnedVllm(f"vllm @ {secret}/vllm-0.32.0-py3-none-any.whl", origin="wheel")
+    changed = dataclasses.replace(spec, wheel_index=secret, git_url=f"{secret}/v.git", requirements=(f"x @ {secret}/x.whl",))
+    assert "secret" not in str(inputs_of(changed, pinned))
+    with pytest.raises(UsageError, match=r"--save .* has a password") as refused:
+        check_save(changed, spec.path.with_name("mine.toml"))
+    assert "secret" not in str(refused.value)
+    check_save(dataclasses.replace(spec, git_url="ssh://git@host/v.git"), spec.path.with_name("mine.toml"))
 
 
 @pytest.mark.long
