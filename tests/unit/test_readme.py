@@ -110,7 +110,7 @@ def test_every_subcommand_is_named():
 
 def test_what_a_page_leads_to_is_there():
     """Links with their headings, and files of this repository that are named in backquotes."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [*(ROOT / page for page in PAGES), ROOT / "benchmarks/results/README.md"]
     assert [f"{page.name}: {target}" for page in pages for target in dead_links(page)] == []
 
 
@@ -240,7 +240,7 @@ def test_the_price_is_that_of_locks_and_reports():
     space = [f"{BUILD_SPACE[profile] / 1e9:g} GB; {EXTRACTED_SPACE[profile] / 1e9:g} GB" for profile in profiles]
     assert cost["free disk for the build; for the unpacked environment on each machine"] == space
     seconds: dict[str, list[float]] = {}
-    speed = (ROOT / "docs/speed.md").read_text("utf-8")
+    speed = (ROOT / "benchmarks/results/README.md").read_text("utf-8")
     for report in (FIRST_MINUTE, *LATER_FIRST_MINUTES):
         assert f"`{report}`" in speed
         for one in measured(report):
