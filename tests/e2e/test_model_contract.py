@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
-README = Path(__file__).parents[2] / "README.md"
+CHECKOUT = Path(__file__).parents[2]
 GREEDY = {"temperature": 0, "max_tokens": 64}
 
 
@@ -122,10 +122,10 @@ def test_http_generate_stream(server: TritonServer) -> None:
     assert "".join(event["text_output"] for event in events) == ANSWER
 
 
-def test_the_readmes_requests_are_answered(server: TritonServer) -> None:
-    """Its two `curl` lines as they are there, with this server's port; test_readme.py compares the answer that it shows."""
+def test_the_pages_requests_are_answered(server: TritonServer) -> None:
+    """README's and docs/laptop.md's `curl` lines, with this server's port; test_readme.py compares the answer that is shown."""
     texts = []
-    for path, body in requests_in(README):
+    for path, body in [*requests_in(CHECKOUT / "README.md"), *requests_in(CHECKOUT / "docs/laptop.md")]:
         status, answer = post(server.http_url, path, body, timeout=300)
         events = [json.loads(event.removeprefix("data:")) for event in answer.splitlines() if event.strip()]
         assert status == 200

@@ -27,7 +27,7 @@ from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.server_processes import stubs
 from support.settings import openai_url, with_metrics, with_openai, with_parameter
-from support.triton_client import get, post
+from support.triton_client import post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("llama_server")]  # which
 PROMPT, ANSWER = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
 GREEDY = {"temperature": 0, "max_tokens": 24}
+ANSWERED = "vllm:request_success_total"
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 UNLOADED = "the model was unloaded before the request had finished"
 FOLDERS = "vllm_env_frontends_*"
@@ -139,9 +140,9 @@ def test_instances_answer_from_one_engine(group: TritonServer) -> None:
     assert len(engines(group)) == 1
     assert len(stubs(group)) == FIRST
     page = functools.partial(read_metrics, f"http://127.0.0.1:{group.ports.metrics}/metrics")
-    wait_for(lambda: page().total("vllm:request_success_total") == len(answers))
+    wait_for(lambda: page().total(ANSWERED) == len(answers))
     wait_for(lambda: page().total("vllm:num_requests_running") == 0)  # an instance that saw more at its last step says nothing
-    assert page().total("vllm:request_success_total") == len(answers)
+    assert page().total(ANSWERED) == len(answers)
 
 
 def test_instances_answer_as_one_does(group: TritonServer, llama_server: TritonServer) -> None:
@@ -156,14 +157,19 @@ def test_instances_answer_as_one_does(group: TritonServer, llama_server: TritonS
 
 
 def test_instances_share_the_port_of_the_openai_server(group: TritonServer) -> None:
-    """The kernel chooses one for each connection; none has the metrics of all."""
+    """The kernel chooses one for each connection, and each has the metrics of all."""
     start = len(said(group))
     url = openai_url(group)
+    tritons = functools.partial(read_metrics, f"http://127.0.0.1:{group.ports.metrics}/metrics")
+    before = read_metrics(f"{url}/metrics").total(ANSWERED)  # with the sample that the load takes
+    counted = tritons().total(ANSWERED)
     for _ in range(4 * MANY):
         status, text = post(url, "/v1/completions", {"model": "two", "prompt": PROMPT, "max_tokens": 1}, timeout=300)
         assert status == 200, text
     assert len(set(re.findall(r"pid=(\d+)\).*Added request cmpl-", said(group, start)))) == FIRST
-    assert get(url, "/metrics")[0] == 404
+    pages = [read_metrics(f"{url}/metrics") for _ in range(MANY)]
+    assert {page.total(ANSWERED) for page in pages} == {before + 4 * MANY}
+    wait_for(lambda: tritons().total(ANSWERED) == counted + 4 * MANY)
     assert len(engines(group)) == 1
 
 

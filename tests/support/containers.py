@@ -1,4 +1,4 @@
-"""Real containers: README's ``docker`` lines under podman, on an image like Triton's that is made of Debian's packages."""
+"""Real containers: the pages' ``docker`` lines under podman, on an image like Triton's that is made of Debian's packages."""
 
 from __future__ import annotations
 
@@ -104,15 +104,20 @@ def running(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]
         yield subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, env=_environment())
 
 
-def readme_line(pattern: str) -> str:
-    """Return README's one line that runs docker or the packager, with the lines that continue it, in which a pattern is found.
+def page_line(pattern: str) -> str:
+    """Return the one line that runs docker or the packager, with the lines that continue it, in which a pattern is found.
+
+    README comes first: docs/docker.md has further lines that serve.
 
     Raises:
         ValueError: there is none, or several.
     """
-    readme = (CHECKOUT / "README.md").read_text("utf-8")
-    commands = re.findall(r"^(?:docker run|\./gen_vllm_env\.sh) (?:.*\\\n)*.*$", readme, re.MULTILINE)
-    (line,) = [line for line in (command.replace("\\\n", " ") for command in commands) if re.search(pattern, line)]
+    found: list[str] = []
+    for page in ("README.md", "docs/docker.md"):
+        text = (CHECKOUT / page).read_text("utf-8")
+        commands = re.findall(r"^(?:docker run|\./gen_vllm_env\.sh) (?:.*\\\n)*.*$", text, re.MULTILINE)
+        found = found or [line for line in (command.replace("\\\n", " ") for command in commands) if re.search(pattern, line)]
+    (line,) = found
     return line
 
 
@@ -124,7 +129,7 @@ def as_podman(line: str, variables: Mapping[str, str], *, ports: Mapping[int, in
     """
     words = [string.Template(word).substitute({"TRITON": "YY.MM", **variables}) for word in shlex.split(line)]
     if words[:2] != ["docker", "run"] or _OFFICIAL not in words or "-it" not in words:
-        raise ValueError(f"not as README had it: {line}")
+        raise ValueError(f"not as the page had it: {line}")
     words.remove("-it")
     if not Path("/proc/driver/nvidia/version").exists():
         where = words.index("--gpus")

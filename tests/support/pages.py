@@ -13,18 +13,21 @@ if TYPE_CHECKING:
 BUILD = r"-w /work nvcr\S+ \./gen_vllm_env\.sh$"
 SERVE = r"tritonserver --model-store=/models"
 BUILD_WITH_CACHE = r"VLLM_ENV_CACHE=/cache.*\./gen_vllm_env\.sh$"
-FILL = r"sh wheelhouse DIR "
-BUILD_OFFLINE = r"--offline --wheelhouse DIR "
+FILL = r"sh wheelhouse \$DIR "
+BUILD_OFFLINE = r"--offline --wheelhouse \$DIR "
 IN_CONTAINERS = (BUILD, SERVE, BUILD_WITH_CACHE, FILL, BUILD_OFFLINE)
-"""Patterns of README's lines that tests/e2e/test_container.py runs; each has one."""
+"""Patterns of the lines that tests/e2e/test_container.py runs; each is on one of `TYPED_PAGES`."""
+TYPED_PAGES = ("README.md", "docs/laptop.md", "docs/docker.md")
+"""The pages with commands that tests run."""
 TYPED = {
     "git clone $REPOSITORY vllm-env && cd vllm-env": "test_container.py",
+    "mkdir -p $HOME/.cache/vllm_env": "test_container.py",
     "./gen_vllm_env.sh": "test_published.py",
     ".triton/bin/tritonserver --model-store=model_repository": "test_published.py",
     "python3 client/client.py --iterations 10": "test_published.py",
     "python3 client/client.py --iterations 10 --streaming-mode": "test_client.py",
 }
-"""README's other commands, and the test in tests/e2e that types the same for folders and ports of its own."""
+"""The other commands of these pages, and the test in tests/e2e that types the same for folders and ports of its own."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,13 @@ def blocks_in(page: Path) -> list[Block]:
 
 
 def requests_in(page: Path) -> list[tuple[str, str]]:
-    """Return the path and the body of each `curl` line of a page, as a shell would take them.
+    """Return the path and the body of each `curl` line of a page that tests run, as a shell would take them.
 
     Raises:
         AssertionError: One goes to another server than a local Triton.
     """
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     found = []
-    for line in text.splitlines():
+    for line in (command for block in blocks_in(page) if not block.reason for command in block.commands):
         if line.startswith("curl "):
             words = shlex.split(line)
             host, _, path = next(word for word in words if "/v2/" in word).partition("/")

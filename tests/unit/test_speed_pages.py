@@ -1,4 +1,4 @@
-"""The tables of measurements in README and benchmarks/results/README.md are those of the committed results."""
+"""The tables of measurements in docs/why.md, docs/speed.md and benchmarks/results are those of the committed results."""
 
 from __future__ import annotations
 
@@ -159,11 +159,13 @@ def front_ends(*figures: str) -> dict[str, list[str]]:
     }
 
 
-def test_the_readme_has_32_and_256_streams_with_one_and_two_front_ends():
+def test_the_table_of_why_has_32_and_256_streams_with_one_and_two_front_ends():
     """The same figures as in docs/speed.md."""
     expected = {label: row for label, row in front_ends("itl_p99").items() if label.endswith((" 32", " 256"))}
-    assert rows_of("README.md", "speed", 3) == expected
+    assert rows_of("docs/why.md", "speed", 3) == expected
     assert len(expected) == 4
+    ratios = sorted(cells[0].split()[0] for cells in expected.values())
+    assert f"{ratios[0]} to {ratios[-1]} times the tokens/s" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_page_of_speed_has_all_loads_of_both_runs():

@@ -90,6 +90,8 @@ class Service:
                     adapters=prepared.adapters,
                 )
             )
+            if self._model.shared is not None:
+                self._model.shared.reserve_metrics()
             # The application has as many objects as the rest of the adapter.
             interpreter.tune()
             self._log.info(f"vLLM's OpenAI server listens on port {plan.port.number}")

@@ -76,7 +76,7 @@ class App:
 class Client:
     """Sends requests to the middleware."""
 
-    def __init__(self, key="", *, shared=False):
+    def __init__(self, key=""):
         self.up = True
         self.log: list[Any] = []
         requests = OpenAiRequests(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, *[lambda: None] * 3)
@@ -93,7 +93,7 @@ class Client:
         )
         self.prompter = rules.prompter
         self.openai_requests = requests
-        self.middleware = Middleware(rules, key, lambda *args: self.log.append(args), shared=shared)
+        self.middleware = Middleware(rules, key, lambda *args: self.log.append(args))
         llm: Any = object()
         self.adapters: list[str] = []
         bodies = {path: BodyType((), frozenset(FIELDS)) for path, route in ROUTES.items() if route.method == "POST"}
@@ -267,12 +267,6 @@ async def test_an_adapter_is_known_before_the_application_reads_its_name():
     await client.ask(body={"prompt": "x", "model": "other"})
     assert client.adapters == ["sql"]
     assert [request.adapter and request.adapter.request for _, _, request in client.app.got] == ["sql", None]
-
-
-async def test_one_of_several_instances_has_no_metrics_page():
-    """It would be the page of a part."""
-    assert (await Client(shared=True).ask("/metrics", method="GET"))[0] == 404
-    assert (await Client().ask("/metrics", method="GET"))[0] == 200
 
 
 async def test_a_fault_of_the_application_is_logged_once_and_answered():

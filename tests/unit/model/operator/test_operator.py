@@ -292,11 +292,13 @@ def test_an_adapter_is_loaded_ahead(started):
 
 
 def test_the_documentation_has_what_there_is():
-    """Every operation and every field, in the tables of docs/requests.md and docs/parameters.md."""
+    """Every operation and every field, in the tables of docs/scaling.md, docs/requests.md and docs/parameters.md."""
     root = Path(__file__).parents[4]
-    page, parameters = ((root / "docs" / name).read_text("utf-8") for name in ("requests.md", "parameters.md"))
-    rows = {name for row in re.findall(r"^\| (`[^|]+?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
-    assert {*OPERATIONS, *ENGINE_FIELDS} <= rows
+    names = ("scaling.md", "requests.md", "parameters.md")
+    operations, engine_fields, parameters = ((root / "docs" / name).read_text("utf-8") for name in names)
+    for page, known in ((operations, OPERATIONS), (engine_fields, ENGINE_FIELDS)):
+        rows = {name for row in re.findall(r"^\| (`[^|]+?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+        assert {*known} <= rows
     for parameter, known in (("OPERATOR_REQUESTS", OPERATIONS), ("ALLOWED_REQUEST_FIELDS", ENGINE_FIELDS)):
         row = next(line for line in parameters.splitlines() if line.startswith(f"| `{parameter}` |"))
         assert all(f"`{name}`" in row for name in known)

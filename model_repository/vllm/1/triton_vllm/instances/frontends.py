@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from triton_vllm.instances.rendezvous import Address, Seat
     from triton_vllm.vllm_api import Vllm
 
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""With this variable, prometheus_client keeps metrics in files, and vLLM's OpenAI server answers
+``/metrics`` with the sum of all processes that use the folder."""
 SLEEP_GAUGE = "vllm:engine_sleep_state"
 """vLLM's gauge of whether the engine sleeps."""
 PERIOD_S = 0.2
@@ -125,6 +128,25 @@ class Frontends(Source):
         folder = self._meeting.path("adapters")
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
+
+    def share_metrics(self) -> None:
+        """Let each instance's OpenAI server answer for all; call it before vLLM is imported."""
+        folder = self._meeting.path("metrics")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.environ[METRICS_FOLDER] = str(folder)
+
+    def reserve_metrics(self) -> None:
+        """Reserve the space of this instance's metrics, once they exist.
+
+        prometheus_client makes sparse files. If the disk were full later, a write to one would end
+        the process.
+
+        Raises:
+            OSError: there is no room for the files.
+        """
+        for path in self._meeting.path("metrics").glob(f"*_{os.getpid()}.db"):
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
     async def start(self, *, in_thread: bool = False) -> EngineClient:
         """Launch the engine, or wait for it and connect; see ``Source``.

@@ -13,6 +13,7 @@ group of instances; each load has a folder in it:
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
     requests  how many requests each instance has in flight; see ``counts``
     sleep     whether the engine sleeps; see ``sleep``
+    metrics   the instances' Prometheus metrics, in prometheus_client's own files
     operator  locked by the instance that carries out an operator's request
     adapters  the copies of LoRA adapters that the engine reads, and the requests to load one again;
               see ``lora.copies``

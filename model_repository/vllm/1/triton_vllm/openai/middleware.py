@@ -55,7 +55,6 @@ class Middleware:
         rules: what a request must pass.
         key: the API key. Empty if there is none.
         note: logs an exception of the application.
-        shared: whether other instances listen on the same port.
 
     Attributes:
         application: vLLM's application. None before it serves.
@@ -63,13 +62,10 @@ class Middleware:
         closed: whether the model is being unloaded. ``leave`` sets it.
     """
 
-    def __init__(
-        self, rules: Rules, key: str, note: Callable[[str, Exception], None], *, shared: bool
-    ) -> None:
+    def __init__(self, rules: Rules, key: str, note: Callable[[str, Exception], None]) -> None:
         self._rules = rules
         self._key = hashlib.sha256(key.encode()).digest() if key else b""
         self._note = note
-        self._shared = shared
         self._bodies = Bodies(rules.limits)
         self._reading: set[Interrupt] = set()
         self._checking: set[Interrupt] = set()
@@ -216,11 +212,6 @@ class Middleware:
         route = ROUTES.get(path)
         if route is None or scope.get("raw_path", path.encode()) != path.encode():
             raise HttpRefusalError(HTTPStatus.NOT_FOUND, "there is no such path")
-        if path == "/metrics" and self._shared:
-            raise HttpRefusalError(
-                HTTPStatus.NOT_FOUND,
-                "one of several instances cannot answer for all; ask Triton's metrics endpoint",
-            )
         return route
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:

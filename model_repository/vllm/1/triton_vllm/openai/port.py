@@ -23,12 +23,10 @@ class Port:
     Attributes:
         number: the port.
         listen: returns the listening socket. Called when the engine runs.
-        shared: whether other instances of the model listen on it.
     """
 
     number: int
     listen: Callable[[], socket.socket]
-    shared: bool = False
 
 
 def is_loopback(host: str) -> bool:

@@ -94,7 +94,7 @@ class Server:
     def __init__(self, plan: Plan, rules: Rules, note: Callable[[str, Exception], None]) -> None:
         self._plan = plan
         self._rules = rules
-        self._middleware = Middleware(rules, plan.key, note, shared=plan.port.shared)
+        self._middleware = Middleware(rules, plan.key, note)
         self._application: vllm_api.Application | None = None
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None

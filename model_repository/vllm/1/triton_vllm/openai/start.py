@@ -78,9 +78,9 @@ def reserve(host: str, port: int, *, without_key: bool, first: bool | None) -> P
     take = partial(claim, host, port, shared=first is not None)
     # The others listen when the first one does.
     if first is False:
-        return Port(port, partial(take, first=False), shared=True)
+        return Port(port, partial(take, first=False))
     taken = take()
-    return Port(port, lambda: taken, shared=first is not None)
+    return Port(port, lambda: taken)
 
 
 def plan(

@@ -180,6 +180,8 @@ def _reserve_port(chosen: Settings, shared: Frontends | None) -> Port | None:
         return None
     from triton_vllm.openai import start
 
+    if shared is not None:
+        shared.share_metrics()
     return start.reserve(
         chosen.openai_host,
         chosen.openai_port,
