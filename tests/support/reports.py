@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,9 +16,3 @@ LATER_FIRST_MINUTES = ("first_minute-20261128-0514-00542c60", "first_minute-2026
 def measured(report: str) -> Any:
     """Return a report's content, an object or a list."""
     return json.loads((ROOT / "benchmarks/results" / f"{report}.json").read_text("utf-8"))
-
-
-def ready_seconds(report: str, case: str, *, first: bool) -> str:
-    """Return the seconds from launch to ready of a first start, or the median of later ones."""
-    starts = [s for s in measured(report)["starts"] if s["case"] == case and s.get("first", s["number"] == 0) == first]
-    return f"{median(s['ready_s'] for s in starts):.0f} s"

@@ -52,61 +52,65 @@ TOKEN_IDS = (
 class Limits:
     """The limits of requests; 0 means no limit.
 
-    Each field is the parameter of config.pbtxt with its name in capitals.
+    Each field is the parameter of config.pbtxt with its name in capitals. ``tools/reference.py``
+    writes these texts into docs/parameters.md.
 
     Attributes:
-        max_requests_in_flight: requests whose answer is not complete. Each completion of a request
-            counts, and each of its inputs. A further request is UNAVAILABLE at once.
+        max_requests_in_flight: requests whose answer is not complete. Each completion and each
+            input of a request counts. A further request gets UNAVAILABLE at once.
         max_request_bytes: all inputs and parameters of a request.
         max_text_bytes: ``text_input``, ``prompt_token_ids``, ``embedding_request``, and
-            ``messages`` without their media.
-        max_parameter_bytes: each of ``sampling_parameters``, ``tools``, ``tool_choice`` and
-            ``chat_template_kwargs``.
-        max_characters_per_token: characters for each token of the model's length. A longer text is
-            not tokenized.
+            ``messages`` without pictures, audio and video.
+        max_parameter_bytes: each of ``sampling_parameters``, ``tools``, ``tool_choice``,
+            ``chat_template_kwargs`` and ``operator_request``; also the sum of all request
+            parameters.
+        max_characters_per_token: a text may have this number times ``max_model_len`` characters. A
+            longer text is not tokenized.
         max_json_depth: levels of lists and objects.
         max_messages: messages of a conversation.
-        max_parts: parts of the contents of all messages.
+        max_parts: content parts (texts, pictures, clips) of all messages.
         max_tools: tools of a conversation.
         max_inputs: inputs of an ``embedding_request``, or its pairs to score.
         max_pooled_numbers: numbers in the answer to an ``embedding_request``, for all inputs.
         max_n: completions of a request.
         max_answer_tokens: ``n`` times ``max_tokens``, if ``n`` is more than one.
-        max_logprobs: ``logprobs`` and ``prompt_logprobs``.
+        max_logprobs: ``logprobs`` and ``prompt_logprobs``, each. The engine argument
+            ``max_logprobs`` is vLLM's own limit.
         max_logprob_values: ``max_tokens`` times ``logprobs``, plus the prompt's tokens times
-            ``prompt_logprobs``. All of that times ``n``. The sum of all prompts of a request.
+            ``prompt_logprobs``; all of that times ``n``. ``max_tokens`` is first capped at the
+            room left after the prompt. The prompts of a request are added up.
         max_token_ids: different ids in a parameter such as ``allowed_token_ids``, times ``n``. The
-            sum of all prompts of a request.
-        max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
-            asks for that.
-        max_stop_strings: strings of ``stop``, and of ``bad_words``.
+            prompts of a request are added up.
+        max_stream_interval: the largest ``stream_interval`` of a request.
+        max_stop_strings: strings of ``stop``, and of ``bad_words``. Each may have 1,024 characters.
         max_constraint_bytes: characters of a JSON schema, regular expression, grammar or structural
-            tag.
+            tag, or of all strings of ``choice``.
         max_constraint_depth: levels of parentheses in a regular expression or grammar.
         max_constraint_repeats: characters of a regular expression with its repetitions written out.
             Also each repetition or length in a grammar or schema.
         max_choices: strings of ``choice``, and of all enumerations of a schema.
         max_images: pictures of a request.
-        max_image_bytes: a picture's file.
-        max_image_pixels: width times height of all pictures of a request. Read from the files'
-            first bytes.
+        max_image_bytes: the file of a picture (PNG, JPEG or WEBP).
+        max_image_pixels: width times height, added up over all pictures of a request.
         max_clips: audios and videos of a request.
         max_clip_bytes: the file of an audio or a video.
-        max_clip_seconds: the length of an audio or a video. vLLM measures an audio while it
-            decodes. The length of a video is in its header.
-        max_video_frames: frames of a video. Read from its header.
-        max_frame_pixels: width times height of all videos of a request. Read from their headers.
-        allowed_media_domains: hosts from which vLLM may fetch media of ``messages``. If empty, vLLM
-            fetches nothing.
-        allowed_chat_template_kwargs: names in ``chat_template_kwargs``.
-        allowed_request_fields: fields of ``sampling_parameters`` for the engine that a request may
-            have. If empty, none.
-        operator_requests: operations that an ``operator_request`` may ask for. If empty, none.
-        max_constraint_seconds: processor time for compiling a constraint. A process of its own
-            tries it.
-        default_timeout_seconds: the timeout of a request that sets none.
-        max_queue_seconds: how long a request may wait until vLLM begins to work on it. After that
-            it gets UNAVAILABLE.
+        max_clip_seconds: the length of an audio or a video.
+        max_video_frames: frames of a video, by its header.
+        max_frame_pixels: width times height, added up over all videos of a request, by their
+            headers.
+        allowed_media_domains: hosts from which vLLM may fetch media of ``messages``, such as
+            ``images.example.com``. If empty, nothing is fetched.
+        allowed_chat_template_kwargs: names in ``chat_template_kwargs``. The tokenizer's own
+            arguments are never allowed.
+        allowed_request_fields: fields of ``sampling_parameters`` that a request may have: some of
+            ``extra_args``, ``kv_transfer_params``, ``session_id``, ``data_parallel_rank``.
+        operator_requests: what an ``operator_request`` may ask for: some of ``sleep``, ``wake_up``,
+            ``is_sleeping``, ``reset_prefix_cache``, ``load_lora``.
+        max_constraint_seconds: processor time to compile a constraint, in a separate process. A
+            constraint that gets slower with each token is refused.
+        default_timeout_seconds: the timeout of a request that sets none. 0: no timeout.
+        max_queue_seconds: how long a request may wait for its first token. After that it gets
+            UNAVAILABLE.
     """
 
     max_requests_in_flight: int = 1024

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from triton_vllm.instances.rendezvous import Address, Seat
     from triton_vllm.vllm_api import Vllm
 
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""With this variable, prometheus_client keeps metrics in files, and vLLM's OpenAI server answers
-``/metrics`` with the sum of all processes that use the folder."""
 SLEEP_GAUGE = "vllm:engine_sleep_state"
 """vLLM's gauge of whether the engine sleeps."""
 PERIOD_S = 0.2
@@ -129,11 +126,11 @@ class Frontends(Source):
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def share_metrics(self) -> None:
-        """Let each instance's OpenAI server answer for all; call it before vLLM is imported."""
+    def metrics(self) -> Path:
+        """Return the folder for the Prometheus metrics of all instances."""
         folder = self._meeting.path("metrics")
         folder.mkdir(mode=0o700, exist_ok=True)
-        os.environ[METRICS_FOLDER] = str(folder)
+        return folder
 
     def reserve_metrics(self) -> None:
         """Reserve the space of this instance's metrics, once they exist.
@@ -144,7 +141,7 @@ class Frontends(Source):
         Raises:
             OSError: there is no room for the files.
         """
-        for path in self._meeting.path("metrics").glob(f"*_{os.getpid()}.db"):
+        for path in self.metrics().glob(f"*_{os.getpid()}.db"):
             with path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 

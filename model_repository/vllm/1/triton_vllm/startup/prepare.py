@@ -181,7 +181,9 @@ def _reserve_port(chosen: Settings, shared: Frontends | None) -> Port | None:
     from triton_vllm.openai import start
 
     if shared is not None:
-        shared.share_metrics()
+        # prometheus_client then keeps metrics in files, and vLLM's OpenAI server answers `/metrics`
+        # with the sum of all processes that use the folder.
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared.metrics())
     return start.reserve(
         chosen.openai_host,
         chosen.openai_port,

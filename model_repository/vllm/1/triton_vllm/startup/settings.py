@@ -23,29 +23,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the model is served.
+    """How the model is served; ``tools/reference.py`` writes these texts into docs/parameters.md.
 
     Attributes:
-        metrics: REPORT_CUSTOM_METRICS. Publish vLLM's metrics on Triton's endpoint.
-        dialect: COMPATIBILITY. With ``official``, behave as the official backend where ours differs
-            on purpose.
-        health_check: ENABLE_VLLM_HEALTH_CHECK. Matters only when ``restart`` is off: a dead engine
-            then unloads the model.
-        restart: RESTART_DEAD_ENGINE. Start a dead engine again in the background. If the operator
-            does not set it, it is off with a health check or with the official backend's behaviour.
-        gpu_ids: GPU_DEVICE_IDS. The GPUs of a KIND_MODEL instance, in place of
-            CUDA_VISIBLE_DEVICES. If empty, vLLM chooses.
-        unload_grace_s: UNLOAD_GRACE_SECONDS. How long requests in flight may go on when the server
-            stops. While the server runs, Triton unloads a model only after its last request.
-        engine_timeout_s: ENGINE_TIMEOUT_SECONDS. How long EngineCore may be silent, and a request
-            may be without output. With 0, vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS holds.
-        senders: RESPONSE_SENDER_THREADS. Threads that send responses. With 0, the number of cores
-            decides.
-        lora_directory: LORA_DIRECTORY. The folder that contains a folder for each LoRA adapter.
-            Empty if there is no such folder.
-        openai_port: OPENAI_PORT. Where vLLM's own OpenAI server listens. With 0 there is none.
-        openai_host: OPENAI_HOST. The address of that port.
-        openai_without_key: OPENAI_WITHOUT_KEY. Whether programs of other machines need no key.
+        metrics: REPORT_CUSTOM_METRICS. Publish vLLM's metrics on Triton's metrics endpoint, with
+            the labels ``model`` and ``version`` in addition to vLLM's.
+        dialect: COMPATIBILITY. ``official``: behave as Triton's own vLLM backend where vllm-env
+            differs on purpose.
+        health_check: ENABLE_VLLM_HEALTH_CHECK. Ask vLLM's ``check_health()`` before each request.
+            If it fails or the engine is dead, unload the model, or start the engine again if
+            ``RESTART_DEAD_ENGINE`` is ``true``. To unload, the server needs
+            ``--model-control-mode=explicit``.
+        restart: RESTART_DEAD_ENGINE. Start a dead engine again in the background. Requests get
+            UNAVAILABLE meanwhile. Without an entry, it is off with ``ENABLE_VLLM_HEALTH_CHECK`` =
+            ``true`` and with ``COMPATIBILITY`` = ``official``.
+        gpu_ids: GPU_DEVICE_IDS. The GPUs of the model, such as ``0,1``, in place of the server's
+            ``CUDA_VISIBLE_DEVICES``. If empty, vLLM chooses.
+        unload_grace_s: UNLOAD_GRACE_SECONDS. How long requests in flight may continue when the
+            server ends. While the server runs, Triton unloads a model only after its last request.
+        engine_timeout_s: ENGINE_TIMEOUT_SECONDS. If requests are open and the engine is silent for
+            this long, it is restarted. 0: automatic, after 60 s if engine and GPU are idle, after
+            300 s otherwise.
+        senders: RESPONSE_SENDER_THREADS. Threads that send responses, at most 16. With 0, the
+            number of cores decides.
+        lora_directory: LORA_DIRECTORY. A folder with one subfolder for each LoRA adapter. Empty: no
+            such folder.
+        openai_port: OPENAI_PORT. The port of vLLM's own OpenAI server over the same engine. Not one
+            of Triton's ports. 0: no such server.
+        openai_host: OPENAI_HOST. The address of that port. If other machines can reach it,
+            ``VLLM_API_KEY`` must be in the server's environment.
+        openai_without_key: OPENAI_WITHOUT_KEY. Let other machines reach that port without a key.
         limits: limits of requests. Each is a parameter with its name in capitals.
     """
 
