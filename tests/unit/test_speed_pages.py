@@ -44,47 +44,6 @@ def cells_of(report: str) -> dict[tuple[int, ...], list[dict[str, Any]]]:
     return found
 
 
-def of_attacks(report: str) -> dict[str, list[tuple[float, float]]]:
-    """Return for each attack the neighbour's longest wait in each round, next to that with as many clients."""
-    waits: dict[str, list[tuple[float, float]]] = {}
-    for row in measured(report)["rows"]:
-        waits.setdefault(row["name"], []).append((row["attack"]["wait"], row["clients"]["wait"]))
-    assert {len(rounds) for rounds in waits.values()} == {3}
-    return waits
-
-
-def medians(waits: dict[str, list[tuple[float, float]]]) -> list[list[float]]:
-    """Return the medians of both waits for each attack."""
-    return [[median(side) for side in zip(*rounds, strict=True)] for rounds in waits.values()]
-
-
-def test_the_table_of_waits_is_that_of_its_runs():
-    """The longest waits by kind, as medians of the rounds, and those of the older run."""
-    before = measured("neighbour_before_h100-20261126-1549-1f45eb2")["rows"]
-    expected = {}
-    for label, cells in rows_of(HISTORY, "waits", 6).items():
-        report = cells[-1].strip("`")
-        rows = measured(report)["rows"]
-        assert {row["kind"] for row in rows} == {label}
-        refused = {row["name"] for row in rows if row["attack"]["reason"]}
-        pairs = medians(of_attacks(report))
-        worse = max(one - many for one, many in pairs)
-        most = [max(side) for side in zip(*pairs, strict=True)]
-        old = max(row["attack"]["wait"] for row in before if row["kind"] == label)
-        shown_most = [f"{most[0]:.2f}", f"{most[1]:.2f}", f"{worse:+.2f}", f"{old:.2f}"]
-        expected[label] = [f"{len(pairs)}, {len(refused)}", *shown_most, cells[-1]]
-    assert rows_of(HISTORY, "waits", 6) == expected
-    assert len(expected) == 4
-
-
-def test_the_wait_with_a_thread_for_each_core_is_that_of_its_run():
-    """The text below the table names the run and its largest difference."""
-    report = "neighbour_lists-20261127-1545-7daa8884"
-    worse = max(one - many for one, many in medians(of_attacks(report)))
-    page = " ".join((ROOT / HISTORY).read_text("utf-8").split())
-    assert f"last row was {worse:+.2f} s (`{report}`" in page
-
-
 H200 = {
     "Llama-7B": "serving_h200_llama-7b-20261123-0619-d502e19",
     "OPT-125M": "serving_h200_opt-125m-20261123-0635-d502e19",

@@ -31,7 +31,7 @@ def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path) 
     older.write_text("#!/bin/sh\necho older >&2\n")
     older.chmod(0o755)
     os.utime(older, (1, 1))
-    argv: list[str | Path] = [bare / "bin/python", tmp_path / "benchmarks/soak.py", "--help"]
+    argv: list[str | Path] = [bare / "bin/python", tmp_path / "benchmarks/packing.py", "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.stderr == "tools\n"
     assert done.returncode == 0
