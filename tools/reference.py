@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PAGES = (ROOT / "docs/command_line.md", ROOT / "docs/parameters.md")
 _PROFILES = ("cpu", "cuda")
-_COMMON = ("offline", "wheelhouse", "json", "quiet", "verbose")
+_COMMON = ("json", "quiet", "verbose")
 """The options of every subcommand, by destination."""
 
 
@@ -79,7 +79,7 @@ def _options(parser: argparse.ArgumentParser) -> str:
 
 
 def _shown(actions: Iterable[argparse.Action]) -> Iterator[argparse.Action]:
-    """Yield the options that ``--help`` explains, without ``--help`` itself."""
+    """Yield the options that ``--help-all`` explains, without the help itself."""
     for action in actions:
         if action.dest not in {"help", "version"} and action.help != argparse.SUPPRESS:
             yield action

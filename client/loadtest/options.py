@@ -31,6 +31,17 @@ _LOAD_TEST = (
     *("max_concurrency", "request_rate", "duration", "num_prompts", "num_warmups", "cancel_rate"),
     *("random_input_len", "goodput", "metric_percentiles", "versus", "plot", "report"),
 )
+# What --help shows, by destination.
+_USUAL = (
+    *("model", "url", "input_prompts", "iterations", "streaming_mode", "verbose", "help"),
+    *("max_concurrency", "duration", "report", "backend", "wait_ready"),
+)
+_EXAMPLES = """\
+examples:
+  python3 client/client.py "The capital of France is"
+  python3 client/client.py --iterations 10                          prompts.txt, ten times
+  python3 client/client.py -s --max-concurrency 32 --duration 60    measure, 32 at a time
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,23 +51,50 @@ class _Parser(argparse.ArgumentParser):
         """End with argparse's message and exit status 2; for an unknown option, suggest another."""
         # argparse has no exception of its own for this, only the message.
         if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
-            for similar in difflib.get_close_matches(unknown[1], self._option_string_actions, n=1):
-                message += f" (did you mean {similar}?)"
-        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+            known = self._option_string_actions
+            # Less similar ones are not meant: --verbose for --bogus.
+            similar = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.65)
+            if unknown[1] == "--prompt":
+                message += " (a prompt needs no flag)"
+            elif similar:
+                message += f" (did you mean {similar[0]}?)"
+        self.exit(2, f"error: {message}; see {self.prog} --help-all\n")
+
+
+class _UsualHelp(argparse.Action):
+    """Print the help without the options that few people need; ``--help-all`` has them."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
+        """Print it and end the program."""
+        for action in parser._actions:  # noqa: SLF001 - argparse has no public way
+            if action.option_strings and action.dest not in _USUAL:
+                action.help = argparse.SUPPRESS
+        parser.print_help()
+        parser.exit()
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = _Parser(
         prog="client.py",
-        description="Asks a vLLM model to complete prompts, and measures the server: Triton, or "
+        usage="%(prog)s [OPTION ...] [PROMPT ...]",
+        # A script with --iteration must not change its meaning with a new option.
+        allow_abbrev=False,
+        add_help=False,
+        description="Asks a vLLM model to complete prompts, and measures the server: Triton, or\n"
         "vLLM's own.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_sample(parser)
     _add_load(parser)
     _add_measures(parser)
     _add_connection(parser)
     _add_calibration(parser)
+    add = parser.add_argument_group("help").add_argument
+    unset = argparse.SUPPRESS
+    add("-h", "--help", action=_UsualHelp, nargs=0, default=unset, help="the usual options")
+    add("--help-all", dest="help", action="help", help="all options")
     return parser
 
 

@@ -148,11 +148,11 @@ def find_triton(workspace: Workspace, root: Path | None, release: str = "") -> T
         UsageError: the named root or the container's is of another release.
     """
     existing = root or installed_triton()
-    if release:
-        if existing is None or existing == PROVISIONED:
-            return triton_elsewhere(release)
-        _require_release(existing, release)
+    if _is_elsewhere(existing, release):
+        return triton_elsewhere(release)
     if existing:
+        if release:
+            _require_release(existing, release)
         return open_root(existing)
     # The content of the pinned wheel is known, so a dry run needs no file of it.
     if workspace.dry_run:
@@ -162,6 +162,11 @@ def find_triton(workspace: Workspace, root: Path | None, release: str = "") -> T
         triton = open_root(PROVISIONED)
         report.step(f"a CPU Triton {triton.release} in {PROVISIONED}")
     return triton
+
+
+def _is_elsewhere(root: Path | None, release: str) -> bool:
+    """Return whether the Triton of a given release, if any, is not the one on this machine."""
+    return bool(release) and root in (None, PROVISIONED)
 
 
 def _require_release(root: Path, release: str) -> None:
@@ -192,11 +197,13 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     alone = only_profile(request.spec_file) if request.spec_file else None
     root = request.triton_root or installed_triton()
     profile = request.profile or alone or default_profile(root)
-    unserved = _check_gpu(request, profile)
     spec = load_spec(profile, request.overrides, request.spec_file)
+    # Not served there: a GPU on this machine would not help.
+    if _is_elsewhere(root, spec.triton_release):
+        unserved = _check_elsewhere(request, triton_elsewhere(spec.triton_release))
+    else:
+        unserved = _check_gpu(request, profile)
     triton = find_triton(workspace, request.triton_root, spec.triton_release)
-    if triton.is_elsewhere:
-        unserved = _check_elsewhere(request, triton)
     if unserved:
         # The checks below are about serving here.
         request = dataclasses.replace(request, smoke=False)
@@ -220,6 +227,10 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
             return Plan(spec, triton, None, stub, key="", unserved=unserved, forecast=forecast)
         report.step(f"{masked(spec.pin.value)}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
+    is_compiled = not stub.prebuilt and not triton.is_elsewhere
+    # Those of the environment are for all builds.
+    if not is_compiled and request.stub_options != StubOptions.of():
+        report.note("--triton-git-url, --boost-url and --jobs have no effect: no stub is compiled")
     for note in check_plan(lock, triton):
         report.note(note)
     packed = request.layout.key(prefix_key(lock, request.keep))

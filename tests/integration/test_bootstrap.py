@@ -53,14 +53,16 @@ def test_help_and_misspelt_words_install_nothing(place: Place) -> None:
     """No .tools, nothing in the home, and no bytecode in the checkout."""
     before = sorted(place.root.rglob("*"))
     for arguments, status, said in (
-        (["--help"], 0, "--wheelhouse DIR"),
+        (["--help"], 0, "--help-all"),
+        (["--help-all"], 0, "--wheelhouse DIR"),
+        (["help", "clean"], 0, "--keep-cache"),
         (["-h"], 0, "usage: gen_vllm_env.sh"),
         (["--version"], 0, "vllm-env "),
         (["wheelhouse", "--help"], 0, "usage: gen_vllm_env.sh wheelhouse"),
         (["clean", "-h"], 0, "--keep-cache"),
         (["--hepl"], 2, "Did you mean --help?"),
         (["verfiy"], 2, "Did you mean verify?"),
-        (["--layout", "zip"], 2, "See gen_vllm_env.sh --help."),
+        (["--layout", "zip"], 2, "See gen_vllm_env.sh --help-all."),
     ):
         code, out, err = place.run(*arguments)
         assert code == status, arguments
@@ -78,14 +80,24 @@ def test_an_interpreter_that_is_too_old_is_refused_with_the_remedy(place: Place,
         given.chmod(0o755)
     code, out, err = place.run("--help", PYTHON=str(given))
     assert (code, out) == (1, "")
-    assert f"error: {given} is not Python 3.10 or newer." in err
+    fault = "is not Python 3.10 or newer" if given.exists() else "does not exist or is not executable"
+    assert f"error: {given} {fault}." in err
     assert "PYTHON=/path/to/python3" in err
+
+
+def test_another_shell_starts_bash(place: Place) -> None:
+    """As in `sh gen_vllm_env.sh`: dash has no pipefail."""
+    dash = shutil.which("dash")
+    if not dash:
+        pytest.skip("no dash")
+    argv = [dash, "gen_vllm_env.sh", "--version"]
+    assert subprocess.check_output(argv, cwd=place.root, env=place.env, text=True).startswith("vllm-env ")
 
 
 def test_the_parser_needs_the_standard_library_alone(place: Place) -> None:
     """An interpreter without site-packages prints the help."""
     argv: list[str | Path] = [sys.executable, "-SEsB", place.root / "env/bootstrap.py", "--help"]
-    assert "--wheelhouse" in subprocess.check_output(argv, text=True)
+    assert "--help-all" in subprocess.check_output(argv, text=True)
 
 
 def test_another_architecture_is_refused_before_anything_is_made(place: Place) -> None:

@@ -4,10 +4,19 @@ It uses only the standard library, like the parsers.
 """
 
 import argparse
+import contextlib
 import re
 from pathlib import Path
 
 from vllm_env.base.errors import UsageError
+
+_VALUES = {
+    "--vllm": "a version",
+    "--vllm-commit": "a commit",
+    "--vllm-wheel": "a wheel",
+    "--vllm-source": "a source tree",
+    "--model-repository": "a model repository",
+}
 
 
 def check_model_name(name: str) -> None:
@@ -17,7 +26,11 @@ def check_model_name(name: str) -> None:
     cause = ""
     remedy = "Give a name without slashes."
     path = Path(name)
-    if (path / "config.pbtxt").is_file():
+    is_model = False
+    # A name of 300 letters cannot be that of a file.
+    with contextlib.suppress(OSError):
+        is_model = (path / "config.pbtxt").is_file()
+    if is_model:
         remedy = f"Write --model-repository {path.parent} --model {path.name}."
     elif path.name not in ("", ".", ".."):
         cause = "--model names the model's folder in the model repository, not weights."
@@ -65,8 +78,15 @@ def option_for(word: str) -> str:
         return "--vllm"
     if re.fullmatch(r"[0-9a-f]{7,40}", word):
         return "--vllm-commit"
-    if (path / "vllm" / "__init__.py").is_file():
-        return "--vllm-source"
-    if any(path.glob("*/config.pbtxt")):
-        return "--model-repository"
+    # A word of 300 letters cannot be the name of a file.
+    with contextlib.suppress(OSError):
+        if (path / "vllm" / "__init__.py").is_file():
+            return "--vllm-source"
+        if any(path.glob("*/config.pbtxt")):
+            return "--model-repository"
     return ""
+
+
+def as_value_of(option: str, word: str) -> str:
+    """Return a remedy: the option with the value that was given without it."""
+    return f"For {_VALUES[option]}: {option} {word}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client
-from loadtest.options import parse
+from loadtest.options import build_parser, parse
 from support.client_run import CLIENT, PROMPTS, run
 from support.grpc_echo import EchoServer
 from support.patience import LIMIT, wait_for
@@ -61,7 +62,9 @@ if TYPE_CHECKING:
         (["--calibrate", "--backend", "openai"], "--calibrate serves a model of its own: leave out --backend"),
         (["--calibrate", "--report", "x"], "leave out --report"),
         (["--backend", "other"], "--backend"),
-        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--bogus"], "unrecognized arguments: --bogus; see"),
+        (["--iteration", "10"], "unrecognized arguments: --iteration (did you mean --iterations?)"),
+        (["--prompt", "Hello"], "(a prompt needs no flag)"),
         (["--sterming-mode"], "(did you mean --streaming-mode?)"),
         (["-s", "a", "--input-prompts", "x.txt"], "either on the command line or with --input-prompts"),
         (["a", "--random-input-len", "5"], "--random-input-len makes up the prompts"),
@@ -83,7 +86,26 @@ def test_wrong_usage_exits_with_2_and_names_the_value(
     shown = capsys.readouterr()
     assert reason in shown.err
     assert shown.out == ""
-    assert re.fullmatch(r"error: .+; see client\.py --help\n", shown.err)
+    assert re.fullmatch(r"error: .+; see client\.py --help-all\n", shown.err)
+
+
+@pytest.mark.parametrize("ask", ["-h", "--help", "--help-all"])
+def test_the_help_has_first_what_a_newcomer_needs(ask: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--help-all has the rest; the examples of both are accepted."""
+    with pytest.raises(SystemExit) as stopped:
+        client.main([ask])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    listed = set(re.findall(r"^  (?:-\w, |-\w [A-Z]+, )?(--[\w-]+)", out, re.MULTILINE))
+    usual = {"--model", "--url", "--input-prompts", "--iterations", "--streaming-mode", "--max-concurrency", "--help-all"}
+    assert listed >= usual
+    every = {option for option in build_parser()._option_string_actions if option.startswith("--")}
+    assert (listed == every) is (ask == "--help-all")
+    assert len(listed) == len(every) or len(listed) < 15
+    examples = re.findall(r"^  python3 client/client\.py (.+?)(?:   .*)?$", out, re.MULTILINE)
+    assert len(examples) == 3
+    for example in examples:
+        parse(shlex.split(example))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, get_args
 
 import pytest
@@ -41,25 +42,58 @@ def test_what_the_arguments_alone_tell_is_refused_by_the_parser(arguments: list[
         parse(arguments)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", _PARSERS)
 @pytest.mark.parametrize("ask", [lambda command: [command, "--help"], lambda command: ["help", command]])
 def test_every_subcommand_has_help(command: str, ask: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    """Each says its own name and takes --json."""
+    """Its usage names it, and what it lists is accepted by its parser."""
     with pytest.raises(SystemExit) as caught:
         main(ask(command))
     assert caught.value.code == 0
     out = capsys.readouterr().out
-    assert f"gen_vllm_env.sh {command}" in out
-    assert "--json" in out
+    assert out.startswith(f"usage: gen_vllm_env.sh {command} [")
+    assert _listed(out) <= set(_PARSERS[command]()._option_string_actions)
 
 
-@pytest.mark.parametrize("word", [["help"], ["help", "--quiet"], ["help", "build"]])
-def test_help_is_also_a_word(word: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It is that of the build; nothing is installed for it."""
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], ["help", "--quiet"], ["--json", "--help"]])
+def test_the_help_has_what_people_use_first(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A few options, examples that are accepted, and a line for each subcommand; nothing is installed for it."""
+    out = _help(words, capsys)
+    first = {"--vllm", "--vllm-commit", "--vllm-wheel", "--vllm-source", "--profile", "--triton-release"}
+    assert _listed(out) == first | {"--model-repository", "--dry-run", "--help", "--help-all", "--version"}
+    examples = [line.partition("  ")[0].split()[1:] for line in re.findall(r"^  (\./gen_vllm_env.sh .*)", out, re.MULTILINE)]
+    assert len(examples) == 3
+    assert {parse(example)[0] for example in examples} == {"build"}
+    _, _, table = out.partition("Subcommands:\n")
+    assert [line.split()[0] for line in table.splitlines()] == [*_PARSERS, "help"]
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_all_options_are_listed_in_groups_by_help_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the build, for whoever looks for one."""
+    out = _help(["--help-all"], capsys)
+    assert _listed(out) == {option for option in build_parser()._option_string_actions if option != "-h"}
+    groups = ["Pin", "Environment", "Triton", "Output", "Run", "Network"]
+    assert re.findall(r"^(\w+):$", out, re.MULTILINE) == [*groups, "Examples", "Subcommands"]
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect", "unpack", "clean"])
+def test_what_only_the_bootstrap_needs_is_accepted_and_not_listed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """These subcommands ask no network; doctor does."""
+    assert {"--offline", "--wheelhouse"} & _listed(_help([command, "--help"], capsys)) == set()
+    assert {"--offline", "--wheelhouse"} <= _listed(_help(["doctor", "--help"], capsys))
+    assert parse([command, *(["DIR"] if command == "unpack" else []), "--offline"])[1].offline
+
+
+def _help(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as caught:
-        parse(word)
+        parse(words)
     assert caught.value.code == 0
-    assert capsys.readouterr().out == build_parser().format_help()
+    return capsys.readouterr().out
+
+
+def _listed(text: str) -> set[str]:
+    """Return the options to which a help gives a line."""
+    return set(re.findall(r"^  (?:-h, )?(--[\w-]+)", text, re.MULTILINE))
 
 
 def test_the_help_of_a_wheelhouse_lists_only_what_changes_it() -> None:
@@ -74,7 +108,7 @@ def test_the_help_of_a_wheelhouse_lists_only_what_changes_it() -> None:
 def test_the_help_of_adopt_names_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """The folder that it reads, and the place of the new model, whose name is that of the folder."""
     with pytest.raises(SystemExit):
-        main(["adopt", "--help"])
+        main(["adopt", "--help-all"])
     out = capsys.readouterr().out
     assert "SOURCE" in out
     assert "--model-repository" in out
@@ -99,18 +133,23 @@ def test_options_are_not_abbreviated(command: list[str], capsys: pytest.CaptureF
         (["build", "--offlin"], "--offlin", "Did you mean --offline?"),
         (["verify", "--model-repositroy", "x"], "--model-repositroy", "Did you mean --model-repository?"),
         (["clean", "--kep-cache"], "--kep-cache", "Did you mean --keep-cache?"),
-        (["verify", "--warm"], "--warm", "See gen_vllm_env.sh verify --help."),
-        (["--frobnicate"], "--frobnicate", "See gen_vllm_env.sh --help."),
+        (["verify", "--warm"], "--warm", "It is an option of the build. See gen_vllm_env.sh verify --help."),
+        (["verify", "--count", "2"], "--count", "It is an option of the build."),
+        (["verify", "--bogus"], "--bogus", "See gen_vllm_env.sh verify --help."),
+        (["--frobnicate"], "--frobnicate", "See gen_vllm_env.sh --help-all."),
+        (["build", "--frobnicate"], "--frobnicate", "See gen_vllm_env.sh build --help-all."),
         (["inpsect"], "'inpsect'", "Did you mean inspect?"),
         (["biuld", "--json"], "'biuld'", "Did you mean build?"),
-        (["xyz"], "'xyz'", "There are: adopt, doctor, inspect, verify, unpack, clean, wheelhouse, build."),
-        (["0.32.0"], "'0.32.0'", "Did you mean --vllm 0.32.0?"),
-        (["v0.32.0rc1", "--json"], "'v0.32.0rc1'", "Did you mean --vllm v0.32.0rc1?"),
-        (["build", "0.32.0"], "0.32.0", "Did you mean --vllm 0.32.0?"),
+        (["xyz"], "'xyz'", "There are: build, doctor, verify, inspect, adopt, unpack, wheelhouse, clean."),
+        (["0.32.0"], "'0.32.0'", "For a version: --vllm 0.32.0."),
+        (["v0.32.0rc1", "--json"], "'v0.32.0rc1'", "For a version: --vllm v0.32.0rc1."),
+        (["build", "0.32.0"], "0.32.0", "For a version: --vllm 0.32.0."),
         (["verify", "0.32.0"], "0.32.0", "See gen_vllm_env.sh verify --help."),
-        (["a1b2c3d"], "'a1b2c3d'", "Did you mean --vllm-commit a1b2c3d?"),
-        (["wheels/vllm-0.32.0-py3-none-any.whl"], ".whl'", "Did you mean --vllm-wheel wheels/vllm-0.32.0-py3-none-any.whl?"),
+        (["a1b2c3d"], "'a1b2c3d'", "For a commit: --vllm-commit a1b2c3d."),
+        (["wheels/vllm-0.32.0-py3-none-any.whl"], ".whl'", "For a wheel: --vllm-wheel wheels/vllm-0.32.0-py3-none-any.whl."),
         (["help", "inpsect"], "'inpsect'", "Did you mean inspect?"),
+        (["a" * 300], "aaa", "There are: build, "),
+        (["--model", "/" + "a" * 300], "is not a model's name", "Omit --model, and name the weights"),
         (["--keep", "test"], "--keep test names no rule", "Did you mean tests?"),
         (["--keep", "tests", "--keep", "symbol"], "--keep symbol names no rule", "Did you mean symbols?"),
         (["--keep", "x"], "--keep x names no rule", f"There are: {', '.join(rule.name for rule in RULES)}."),
@@ -122,7 +161,7 @@ def test_a_misspelt_word_is_answered_with_the_near_one(
 ) -> None:
     """An option, a subcommand and a rule; where nothing is near, with where to look. Nothing is begun."""
     assert main(arguments) == 2
-    message, remedy = capsys.readouterr().err.splitlines()
+    message, *_, remedy = capsys.readouterr().err.splitlines()
     assert message.startswith("error: ")
     assert what in message
     assert remedy.startswith(f"  fix: {meant}")
@@ -135,11 +174,11 @@ def test_a_folder_without_an_option_is_recognised(
 ) -> None:
     """A source tree of vLLM, and a model repository; another folder is just no subcommand."""
     assert main([str(tmp_path)]) == 2
-    assert "There are: adopt" in capsys.readouterr().err
+    assert "There are: build" in capsys.readouterr().err
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).touch()
     assert main([str(tmp_path)]) == 2
-    assert f"Did you mean {option} {tmp_path}?" in capsys.readouterr().err
+    assert f": {option} {tmp_path}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["build", "doctor"], ["build", "build"]])

@@ -68,6 +68,20 @@ def test_a_dry_run_for_a_triton_elsewhere_says_so(
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.parametrize("option", [["--smoke-run"], ["--smoke-model", "opt"], ["--warm"]])
+def test_a_gpu_is_not_asked_for_where_the_triton_would_be_missing(
+    option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine with a GPU the same command would fail again."""
+    monkeypatch.setattr("vllm_env.plan.installed_triton", lambda: None)
+    monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
+    options = ["--profile", "cuda", "--model-repository", tmp_path / "models", "--dry-run", *option]
+    assert _run(*options, "--triton-release", "26.07") == 2
+    assert f"{option[0]}: with --triton-release, Triton 26.07 is not on this machine" in capsys.readouterr().err
+    assert _run(*options) == 1
+    assert f"{option[0]}: this machine has no GPU" in capsys.readouterr().err
+
+
 def test_a_model_for_cuda_says_for_which_triton_it_is(
     built: BuildResult, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
