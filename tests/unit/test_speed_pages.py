@@ -123,7 +123,7 @@ def test_the_table_of_why_has_32_and_256_streams_with_one_and_two_front_ends():
     expected = {label: row for label, row in front_ends("itl_p99").items() if label.endswith((" 32", " 256"))}
     assert rows_of("docs/why.md", "speed", 3) == expected
     assert len(expected) == 4
-    ratios = sorted(cells[0].split()[0] for cells in expected.values())
+    ratios = sorted(cells[0].split()[0] for cells in front_ends("itl_p99").values())
     assert f"{ratios[0]} to {ratios[-1]} times the tokens/s" in (ROOT / "README.md").read_text("utf-8")
 
 
