@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 130
     if code == 130:
         print("interrupted", file=sys.stderr)
-    elif not options.calibrate:
+    else:
         _say("FAIL: vLLM example" if code else "PASS: vLLM example")
     return code
 
@@ -69,10 +69,6 @@ def _say(*lines: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.calibrate:
-        _say("Starting tritonserver with a model of known delays...")
-        _say(*_calibrate(options))
-        return 0
     # 1) The prompts
     _check_files(options)
     prompts, count = _load(options)
@@ -161,15 +157,6 @@ def _send(options: argparse.Namespace, prompts: PromptSource, count: int | None)
     if options.plot:
         check_writable(options.plot, "--plot")
     return run(options, prompts, count)
-
-
-def _calibrate(options: argparse.Namespace) -> list[str]:
-    with _modules():
-        from loadtest.backends import client_for
-        from loadtest.calibrate import calibrate
-
-        client_for("triton")
-    return calibrate(options)
 
 
 @contextlib.contextmanager

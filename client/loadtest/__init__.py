@@ -15,9 +15,7 @@ before it:
 - ``answers``, ``plot``, ``report``, ``progress``: what a run writes and shows
 - ``overhead``: how much the client itself took part
 - ``run``: a whole run
-- ``calibrate``: the client's own error, against ``known_delays``, a model that Triton loads
 
 ``client/client.py`` and ``benchmarks/`` use it. The first three lines need only NumPy. The package
-opens sockets in ``triton``, ``openai`` and ``calibrate``, and writes files in ``answers``,
-``report`` and ``calibrate``. Only ``calibrate`` starts a process.
+opens sockets in ``triton`` and ``openai``, and writes files in ``answers`` and ``report``.
 """

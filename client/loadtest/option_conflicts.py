@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-# The options that --calibrate uses.
-_OF_CALIBRATION = ("calibrate", "tritonserver", "max_concurrency", "num_prompts")
-
 
 def refuse_conflicts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """End the program with a message if options do not fit together.
@@ -73,17 +70,7 @@ def refuse_conflicts(parser: argparse.ArgumentParser, options: argparse.Namespac
             not options.versus and (options.versus_backend or options.versus_model),
             "--versus-backend and --versus-model need --versus",
         ),
-        (options.tritonserver and options.calibrate is None, "--tritonserver needs --calibrate"),
     )
     for is_so, message in conflicts:
         if is_so:
             parser.error(message)
-    if options.calibrate is not None:
-        _check_calibration(parser, options)
-
-
-def _check_calibration(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    for name, value in vars(options).items():
-        if name not in _OF_CALIBRATION and value != parser.get_default(name):
-            flag = f"--{name.replace('_', '-')}" if name != "prompts" else "the prompts"
-            parser.error(f"--calibrate serves a model of its own: leave out {flag}")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from loadtest import option_values as values
 from loadtest.option_conflicts import refuse_conflicts
-from loadtest.prompts import CHECKOUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +89,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_load(parser)
     _add_measures(parser)
     _add_connection(parser)
-    _add_calibration(parser)
     add = parser.add_argument_group("help").add_argument
     unset = argparse.SUPPRESS
     add("-h", "--help", action=_UsualHelp, nargs=0, default=unset, help="the usual options")
@@ -324,25 +322,6 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         "--plot", type=values.picture, metavar="FILE.svg", help="draw latencies and speed over time"
     )
     add("--report", type=Path, metavar="FILE", help="write the figures as JSON")
-
-
-def _add_calibration(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("calibration").add_argument
-    add(
-        "--calibrate",
-        nargs="?",
-        type=Path,
-        const=CHECKOUT / "model_repository" / "vllm",
-        metavar="FOLDER",
-        help="measure the client itself, against a model with known delays; FOLDER is a built "
-        "model, whose environment runs it (default: the project's)",
-    )
-    add(
-        "--tritonserver",
-        type=Path,
-        metavar="PROGRAM",
-        help="serves it (default: the project's .triton, else that of a Triton container)",
-    )
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:

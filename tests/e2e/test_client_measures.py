@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 import subprocess
 from itertools import pairwise
@@ -16,7 +15,7 @@ import pytest
 from loadtest.measures import Measures
 from loadtest.record import Outcome, Record, Request
 from support.reference import run_reference
-from support.repositories import CHECKOUT, client_command, point_to_environment
+from support.repositories import CHECKOUT, client_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
-MODEL = CHECKOUT / "client" / "loadtest" / "known_delays.py"
+MODEL = CHECKOUT / "tests" / "support" / "known_delays.py"
 FIRST_MS, GAP_MS, TOKENS = 60, 15, 8
 
 
@@ -75,31 +74,6 @@ def test_times_are_those_of_the_model(delays: TritonServer, tmp_path: Path) -> N
     gaps = [later - earlier for record in records for earlier, later in pairwise(record["times"])]
     assert report["mean_itl_ms"] == pytest.approx(1e3 * sum(gaps) / len(gaps))
     assert report["total_output_tokens"] == 60 * TOKENS
-
-
-def test_the_client_measures_itself(light_parts: Parts, tmp_path: Path) -> None:
-    """--calibrate serves the model in the environment of a built one, and compares each time with the model's."""
-    built = tmp_path / "built"
-    built.mkdir()
-    for name in ("config.pbtxt", "triton_python_backend_stub"):
-        shutil.copy(light_parts.model / name, built)
-    point_to_environment(built, light_parts.environment)
-    flags = ["--calibrate", str(built), "--tritonserver", str(light_parts.binary), "--num-prompts", "12"]
-    done = subprocess.run(client_command(*flags), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    starting, *lines = done.stdout.splitlines()
-    assert starting.startswith("Starting tritonserver")
-    assert lines[0] == f"12 answers of 16 tokens, 4 at a time, from {light_parts.binary}"
-    found = {}
-    for line in lines[1:4]:
-        name, *values = re.findall(r"^\w+|[+-]?\d+\.\d+(?= ms)", line)
-        found[name] = [float(value) for value in values]
-    seen, true, error, _ = zip(*(found[name] for name in ("TTFT", "ITL", "E2EL")), strict=True)
-    assert true[0] >= 60
-    assert true[2] >= 60 + 15 * 15
-    assert min(seen[0] - true[0], error[0], error[2]) > 0  # nothing comes before it is sent
-    assert lines[4].startswith("Of this, p50 ")
-    assert "PASS" not in done.stdout
 
 
 def test_latency_grows_when_the_rate_passes_the_capacity(delays: TritonServer, tmp_path: Path) -> None:

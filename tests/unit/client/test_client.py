@@ -58,9 +58,6 @@ if TYPE_CHECKING:
         (["--plot", "run.png"], "is not an SVG file"),
         (["--versus", "localhost:9", "--duration", "5"], "give --num-prompts instead"),
         (["--versus-backend", "openai"], "need --versus"),
-        (["--tritonserver", "x"], "--tritonserver needs --calibrate"),
-        (["--calibrate", "--backend", "openai"], "--calibrate serves a model of its own: leave out --backend"),
-        (["--calibrate", "--report", "x"], "leave out --report"),
         (["--backend", "other"], "--backend"),
         (["--bogus"], "unrecognized arguments: --bogus; see"),
         (["--iteration", "10"], "unrecognized arguments: --iteration (did you mean --iterations?)"),
@@ -73,7 +70,6 @@ if TYPE_CHECKING:
             "prompts.txt is a file; name a file of prompts with --input-prompts",
         ),
         (["a", " "], "a prompt on the command line is empty"),
-        (["a", "--calibrate"], "leave out the prompts"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_names_the_value(

@@ -1,6 +1,6 @@
 """A model for Triton's Python backend that waits for known times, and says when it sent what.
 
-Triton's stub imports this file, and not the client (``calibrate.py``).
+Triton's stub imports this file.
 
 ``sampling_parameters`` has ``first_ms`` and ``gap_ms``, the times before the first token and before
 each other one, and ``max_tokens``. Each token's text is the time at which it was sent, in seconds
@@ -71,23 +71,19 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             self._pool.submit(self._answer, sender, parameters, came, stream=stream)
 
-    def _answer(
-        self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool
-    ) -> None:
+    def _answer(self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool) -> None:
         alone = self._alone if parameters.get("alone") else contextlib.nullcontext()
         with alone:
             _wait_and_send(sender, parameters, came, stream=stream)
 
 
-def _wait_and_send(
-    sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool
-) -> None:
+def _wait_and_send(sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool) -> None:
     tokens = parameters.get("max_tokens", 1)
     texts = [f"{came:.7f}"]
     due = time.perf_counter()
     for number in range(tokens):
         due += parameters.get("gap_ms" if number else "first_ms", 0) / 1e3
-        time.sleep(max(0.0, due - time.perf_counter()))
+        time.sleep(max(0.0, due - time.perf_counter()))  # noqa: TID251 - a program of its own
         texts.append(f" {time.perf_counter():.7f}")
         if stream:
             sender.send(_response("".join(texts), 1))
