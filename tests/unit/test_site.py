@@ -1,0 +1,129 @@
+"""tools/site_pages.py: the site is built without a warning, and shows the pages as GitHub does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+
+import site_pages
+from support.repositories import CHECKOUT
+
+COUNTED = ("h1", "h2", "h3", "li", "tr", "pre", "blockquote")
+
+
+class Page(HTMLParser):
+    """What the tests compare: where a page's links and pictures lead, and how often it has an element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.anchors: set[str] = set()
+        self.elements: Counter[str] = Counter()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.elements[tag] += tag in COUNTED
+        self.elements["callout"] += "admonition" in (found.get("class") or "").split()
+        self.anchors.add(found.get("id") or "")
+        self.targets += [target for name in ("href", "src", "srcset") if (target := found.get(name))]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of this checkout."""
+    work = tmp_path_factory.mktemp("site")
+    assert site_pages.build(CHECKOUT, work) == 0
+    return work / "site"
+
+
+def article(text: str) -> str:
+    """What a page of the site has from its Markdown."""
+    return text[text.index("<article") : text.index("</article>")]
+
+
+def test_every_page_can_be_reached(site: Path) -> None:
+    """The strict build has checked the links that are Markdown; these are all, as a browser sees them."""
+    pages = {path.relative_to(site): Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        for target in page.targets:
+            parts = urlsplit(target)
+            # 404.html has addresses from the site's root
+            if parts.scheme or parts.netloc or path.name == "404.html":
+                continue
+            there = (site / path.parent / unquote(parts.path)).resolve() if parts.path else site / path
+            there = there / "index.html" if there.is_dir() else there
+            assert there.is_file(), (path, target)
+            if parts.fragment and there.suffix == ".html":
+                assert unquote(parts.fragment) in pages[there.relative_to(site.resolve())].anchors, (path, target)
+
+
+def test_the_menu_has_every_page_of_docs() -> None:
+    menu = (CHECKOUT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"^  - .+: (\S+)$", menu, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert {path for path in listed if path.startswith("docs/")} == {f"docs/{page.name}" for page in CHECKOUT.glob("docs/*.md")}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in CHECKOUT.glob("docs/*.md"))])
+def test_a_page_has_the_lists_tables_and_notes_that_github_shows(site: Path, page: str) -> None:
+    """The two dialects of Markdown differ, for example if a list follows a line of text."""
+    text = (CHECKOUT / page).read_text("utf-8")
+    built = site / re.sub(r"README\.md$", "index.md", page)
+    ours = Page(article(built.with_suffix(".html").read_text("utf-8"))).elements
+    theirs = Page(MarkdownIt("commonmark").enable("table").render(text)).elements
+    notes = len(re.findall(r"^> \[!(?:NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]$", text, re.MULTILINE))
+    assert ours["callout"] == notes
+    theirs["blockquote"] -= notes
+    assert {name: ours[name] for name in COUNTED} == {name: theirs[name] for name in COUNTED}
+
+
+def test_the_pictures_of_the_flow_say_the_same() -> None:
+    """Light and dark, for wide screens and for phones."""
+    pictures = [path.read_text("utf-8") for path in (CHECKOUT / "docs/pictures").glob("flow-*.svg")]
+    words = [re.findall(r"<(?:text|title)[^>]*>([^<]+)", picture) for picture in pictures]
+    assert len(words) == 4
+    assert all(set(found) == set(words[0]) for found in words)
+
+
+@pytest.mark.parametrize(
+    ("page", "line", "message"),
+    [
+        ("README.md", "[x](docs/nowhere.md)", "page does not exist"),
+        ("docs/laptop.md", "[x](../nowhere.md)", "page does not exist"),
+        ("docs/laptop.md", "[x](docker.md#nowhere)", "anchor does not exist"),
+        ("docs/laptop.md", "[x](../README.md#nowhere)", "anchor does not exist"),
+    ],
+)
+def test_a_broken_link_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str], page: str, line: str, message: str) -> None:
+    """A warning is an error: the command ends with a code, and writes no site."""
+    for pattern in ("mkdocs.yml", *site_pages.PAGES):
+        for path in CHECKOUT.glob(pattern):
+            copy = tmp_path / "checkout" / path.relative_to(CHECKOUT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    (tmp_path / "work").mkdir()
+    with (tmp_path / "checkout" / page).open("a", encoding="utf-8") as file:
+        file.write(f"\n{line}\n")
+    assert site_pages.build(tmp_path / "checkout", tmp_path / "work") != 0
+    assert message in "".join(capfd.readouterr())
+
+
+def test_the_command_replaces_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A page that is no more goes."""
+    monkeypatch.setattr(site_pages, "SITE", tmp_path / "site")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "old.html").touch()
+    assert site_pages.main() == 0
+    assert f"{tmp_path / 'site' / 'index.html'}: built" in capfd.readouterr().out
+    assert (tmp_path / "site" / "docs" / "laptop.html").is_file()
+    assert not (tmp_path / "site" / "old.html").exists()
