@@ -30,13 +30,29 @@ TYPED = {
 """The other commands of these pages, and the test in tests/e2e that types the same for folders and ports of its own."""
 
 
+PASTED_PAGES = (
+    "docs/client.md", "docs/command_line.md", "docs/faq.md", "docs/laptop.md", "docs/layouts.md", "docs/moving.md",
+    "docs/openai.md", "docs/requests.md", "docs/scaling.md", "docs/serving.md", "docs/tensors.md", "docs/troubleshooting.md",
+    "docs/versions.md", "docs/why.md",
+)  # fmt: skip
+"""The pages with blocks that tests/e2e/test_pasted.py pastes."""
+
+
 @dataclass(frozen=True)
 class Block:
-    """A block of code on a page: its language, its text and, if no test runs it, the reason that the page gives."""
+    """A block of code on a page.
+
+    Attributes:
+        language: what follows the fence.
+        text: the lines.
+        reason: why no test runs it, by the page; or how it is run.
+        pasted: whether tests/e2e/test_pasted.py pastes it.
+    """
 
     language: str
     text: str
     reason: str
+    pasted: bool
 
     @property
     def commands(self) -> list[str]:
@@ -46,11 +62,35 @@ class Block:
 
 
 def blocks_in(page: Path) -> list[Block]:
-    """Return the blocks of code of a page; a comment `not run` directly before one has the reason."""
-    found = re.findall(
-        r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-    return [Block(language, text, reason) for reason, language, text in found]
+    """Return the blocks of code of a page; a comment `not run` or `pasted` directly before one has the reason."""
+    comment = r"(?:<!-- (not run|pasted): ([^\n]+) -->\n)?"
+    found = re.findall(rf"^{comment}```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [Block(language, text, reason, kind == "pasted") for kind, reason, language, text in found]
+
+
+def typed_in(text: str) -> list[tuple[str, list[str]]]:
+    """Return the commands of a block, each with the lines that comments below it show.
+
+    A command may go over several lines, by a backslash or as a text up to `END`. A comment with `(` at its begin shows nothing.
+    """
+    found: list[tuple[str, list[str]]] = []
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith("#"):
+            shown = line[1:].strip()
+            if found and not shown.startswith(("…", "from another", "start the server", "(")):
+                found[-1][1].append(shown)
+            continue
+        command = line
+        while command.endswith("\\") or command.count("'") % 2:
+            command += f"\n{next(lines)}"
+        if "<<" in line:
+            while not command.endswith("\nEND"):
+                command += f"\n{next(lines)}"
+        # What stands behind a command is not part of it.
+        command, _, _ = re.sub(r"(?<=\S)\s{2,}#\s.*", "", command).partition("\0")
+        found.append((command, []))
+    return found
 
 
 def requests_in(page: Path) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.pages import IN_CONTAINERS, TYPED, TYPED_PAGES, blocks_in
+from support.pages import IN_CONTAINERS, PASTED_PAGES, TYPED, TYPED_PAGES, blocks_in
 from support.reports import FIRST_MINUTE, LATER_FIRST_MINUTES, measured
 from triton_vllm.base.dialect import Dialect
 from triton_vllm.base.limits import Limits
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 """Each block of code of these is run by a test, or the page says why not."""
+NEEDS_MORE = r"GPU|hub|machines|GB|MB|adapter|picture|embedding model|chat template|second server"
+"""What a block needs, by its reason, that the machine of the tests has not."""
 
 
 def test_the_pinned_versions_of_the_readme_are_those_of_the_spec():
@@ -176,6 +178,15 @@ def test_each_block_is_run_or_says_why_not(page):
     blocks = [block for block in blocks_in(ROOT / page) if not block.reason]
     assert {block.language for block in blocks} <= {"sh"}
     assert [command for block in blocks for command in block.commands if not (page in TYPED_PAGES and is_run(command))] == []
+
+
+def test_most_of_what_is_typed_is_pasted_by_a_test():
+    """All but what needs a GPU, a hub, a cluster, a container or long downloads; and the list of pages is the right one."""
+    blocks = [(page, block) for page in PAGES for block in blocks_in(ROOT / page) if block.language == "sh"]
+    possible = [block for _, block in blocks if not re.search(NEEDS_MORE, block.reason)]
+    done = [block for block in possible if block.pasted or not block.reason]
+    assert len(done) >= 0.8 * len(possible), [block.text for block in possible if block not in done]
+    assert {page for page, block in blocks if block.pasted} == set(PASTED_PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)
