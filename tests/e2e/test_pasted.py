@@ -140,7 +140,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, made_models: MadeModels) -> 
             official = folder / "models" / "opt"
             (official / "1").mkdir(parents=True)
             (official / "config.pbtxt").write_text('backend: "vllm"\ninstance_group [{ count: 1 kind: KIND_MODEL }]\n')
-            (official / "1" / "model.json").write_text(f'{{"model": "{made_models.llama}"}}')
+            (official / "1" / "model.json").write_text(f'{{"model": "{made_models.llama}", "gpu_memory_utilization": 0.2}}')
             yield house
         finally:
             house.stop()
