@@ -90,7 +90,7 @@ def test_a_server_before_any_build_is_explained(parts: Parts, tmp_path: Path) ->
 
 def test_a_list_among_the_parameters_is_explained(server: TritonServer) -> None:
     """Triton's text is on the page, and so is a line that works."""
-    ((path, body),) = requests_in(PAGE)
+    ((path, body),) = requests_in(PAGE, "test_pasted.py")
     status, answer = post(server.http_url, path, {"text_input": PROMPT, "parameters": {"stop": ["x"]}}, timeout=LIMIT)
     assert status == 400
     assert "has invalid type" in answer

@@ -323,7 +323,7 @@ def test_messages_over_http_generate(servers: Servers) -> None:
 
 def test_the_pages_request_is_answered(servers: Servers) -> None:
     """The `curl` line of docs/chat.md as it stands there, with this server's port."""
-    ((path, body),) = requests_in(PAGE)
+    ((path, body),) = requests_in(PAGE, "test_model_chat.py")
     status, answer = post(servers.triton.http_url, path, body, timeout=300)
     assert status == 200
     assert json.loads(answer)["text_output"].strip() == "Hello, how can I help?"

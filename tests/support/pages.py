@@ -93,14 +93,20 @@ def typed_in(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-def requests_in(page: Path) -> list[tuple[str, str]]:
-    """Return the path and the body of each `curl` line of a page that tests run, as a shell would take them.
+def requests_in(page: Path, test: str = "") -> list[tuple[str, str]]:
+    """Return the path and the body of each `curl` line of a page, as a shell would take them.
+
+    Those of the blocks that are run, and of those whose reason names `test`.
 
     Raises:
         AssertionError: One goes to another server than a local Triton.
     """
+
+    def is_meant(block: Block) -> bool:
+        return not block.reason or bool(test and test in block.reason)
+
     found = []
-    for line in (command for block in blocks_in(page) if not block.reason for command in block.commands):
+    for line in (command for block in blocks_in(page) if is_meant(block) for command in block.commands):
         if line.startswith("curl "):
             words = shlex.split(line)
             host, _, path = next(word for word in words if "/v2/" in word).partition("/")

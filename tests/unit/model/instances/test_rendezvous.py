@@ -256,7 +256,7 @@ def test_a_path_that_no_socket_takes_is_refused_at_load(home, monkeypatch):
 
 def test_a_path_of_the_documented_length_is_taken(monkeypatch):
     """docs/scaling.md has the number of bytes; a hundred instances need the longest names."""
-    (length,) = re.findall(r"its path may have (\d+) bytes", (MODEL.parents[2] / "docs" / "scaling.md").read_text("utf-8"))
+    (length,) = re.findall(r"at most (\d+) bytes. The last", (MODEL.parents[2] / "docs" / "scaling.md").read_text("utf-8"))
     with tempfile.TemporaryDirectory(prefix="x" * (int(length) - len("/tmp/") - 8), dir="/tmp") as folder:
         assert len(folder) == int(length)
         monkeypatch.setattr(tempfile, "tempdir", folder)
