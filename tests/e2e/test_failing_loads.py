@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
+TRIES = 3
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +126,9 @@ def test_a_load_that_is_given_up_while_the_port_opens_ends(idle: TritonServer) -
     model = idle.repository / "paused"
     shutil.copytree(idle.repository / "vllm", model)
     with_openai(free_ports().http)(model)
-    start = len(said(idle))
     paused: list[bool] = []
 
-    def stop() -> None:
+    def stop(start: int) -> None:
         wait_for(lambda: "[paused] ready after" in said(idle, start), "the engine", longest_pause=0.01)
         (stub,) = stubs(idle)
         stub.suspend()
@@ -136,14 +136,19 @@ def test_a_load_that_is_given_up_while_the_port_opens_ends(idle: TritonServer) -
         pause(PAUSE_SECONDS)
         stub.resume()
 
-    stopping = threading.Thread(target=stop)
-    stopping.start()
-    status, told = load(idle, "paused")
-    stopping.join()
-    assert paused == [True]
+    # On a busy machine the pause may come when the port is open already; then once more.
+    for _ in range(TRIES):
+        start = len(said(idle))
+        stopping = threading.Thread(target=stop, args=(start,))
+        stopping.start()
+        status, told = load(idle, "paused")
+        stopping.join()
+        assert status == 200, told
+        assert unload(idle, "paused")[0] == 200
+        if paused[-1]:
+            break
+    assert paused[-1]
     assert NOTICED in said(idle, start)
-    assert status == 200, told
-    assert unload(idle, "paused")[0] == 200
 
 
 @pytest.mark.slow  # test_arguments.py has the rule, and a port that is taken comes out in the same way

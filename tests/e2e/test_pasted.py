@@ -130,9 +130,9 @@ def copy_settings(source: str, target: str) -> None:
 def house(tmp_path_factory: pytest.TempPathFactory, made_models: MadeModels) -> Iterator[House]:
     """Built by README's command. `models/opt` is a model of Triton's own backend."""
     folder = copied_checkout(tmp_path_factory.mktemp("pasted") / "vllm-env")
-    for name, value in ONE_THREAD.items():
-        os.environ[name] = value
-    with subprocess.Popen([*without_network(), "sleep", "inf"]) as network:
+    with pytest.MonkeyPatch.context() as patch, subprocess.Popen([*without_network(), "sleep", "inf"]) as network:
+        for name, value in ONE_THREAD.items():
+            patch.setenv(name, value)
         house = House(folder, network, folder.parent / "saved", folder.parent / "log")
         try:
             house.paste("./gen_vllm_env.sh")

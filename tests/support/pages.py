@@ -88,8 +88,7 @@ def typed_in(text: str) -> list[tuple[str, list[str]]]:
             while not command.endswith("\nEND"):
                 command += f"\n{next(lines)}"
         # What stands behind a command is not part of it.
-        command, _, _ = re.sub(r"(?<=\S)\s{2,}#\s.*", "", command).partition("\0")
-        found.append((command, []))
+        found.append((re.sub(r"(?<=\S)\s{2,}#\s.*", "", command), []))
     return found
 
 

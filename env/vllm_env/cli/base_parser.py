@@ -35,7 +35,7 @@ class CommandParser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's message as a UsageError; for an unknown option, say what was meant."""
+        """Raise argparse's message as a UsageError; for an unknown option, suggest another."""
         known = self._option_string_actions
         remedy = f"See {self.prog} {'--help-all' if '--help-all' in known else '--help'}."
         # argparse has no exception of its own for this, only the message.

@@ -27,7 +27,7 @@ def check_model_name(name: str) -> None:
     remedy = "Give a name without slashes."
     path = Path(name)
     is_model = False
-    # A name of 300 letters cannot be that of a file.
+    # No file has a name of 300 letters.
     with contextlib.suppress(OSError):
         is_model = (path / "config.pbtxt").is_file()
     if is_model:
@@ -78,7 +78,7 @@ def option_for(word: str) -> str:
         return "--vllm"
     if re.fullmatch(r"[0-9a-f]{7,40}", word):
         return "--vllm-commit"
-    # A word of 300 letters cannot be the name of a file.
+    # No file has a name of 300 letters.
     with contextlib.suppress(OSError):
         if (path / "vllm" / "__init__.py").is_file():
             return "--vllm-source"
