@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
 from vllm_env.plan import TMP, UNKNOWN, BuildRequest, Plan, standing
-from vllm_env.prefix.prefix import BUILD_SPACE, has_prefix
+from vllm_env.prefix.prefix import BUILD_SPACE, build_space, has_prefix
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecas
     is_published = standing(request.model_folder, plan.key)
     if is_published or (lock and has_prefix(workspace, lock, request.keep)):
         return Forecast(fetch=0, space=space)
-    space = {str(workspace.cache.root): BUILD_SPACE[profile], **space}
+    needed = build_space(lock) if lock else BUILD_SPACE[profile]
+    space = {str(workspace.cache.root): needed, **space}
     if copied := request.layout.copied_space(profile):
         space[str(request.repository)] = copied
     # The requirements of a vLLM that has no wheel yet are known only after it is built.

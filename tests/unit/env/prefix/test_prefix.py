@@ -43,13 +43,17 @@ def test_a_cached_prefix_is_taken_with_its_report(tmp_path: Path) -> None:
     assert {"tests", "manuals", "intel-offload"} <= {*prefix.left_out}
 
 
-@pytest.mark.parametrize(("profile", "needed"), [("cpu", r"6\.0 GB"), ("cuda", r"12\.0 GB")])
+@pytest.mark.parametrize(
+    ("profile", "size", "needed"),
+    [("cpu", 0, r"6\.0 GB"), ("cuda", 0, r"12\.0 GB"), ("cpu", 6 * 10**8, r"6\.0 GB"), ("cpu", 10**7, r"1\.[1-9] GB")],
+)
 def test_a_prefix_without_its_mark_is_not_whole(
-    profile: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile: str, size: int, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is made again, and that needs the profile's space, which is asked for first."""
+    """It is made again, and the space for it is asked for first: the profile's, or less for a few small wheels."""
     lock = small_lock()
-    lock = dataclasses.replace(lock, spec=dataclasses.replace(lock.spec, profile=profile))
+    wheels = tuple(dataclasses.replace(wheel, size=size) for wheel in lock.wheels)
+    lock = dataclasses.replace(lock, spec=dataclasses.replace(lock.spec, profile=profile), wheels=wheels)
     (tmp_path / "prefixes" / prefix_key(lock, ()) / "env").mkdir(parents=True)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
     with pytest.raises(VllmEnvError, match=f"the environment needs {needed}"):
