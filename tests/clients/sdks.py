@@ -135,6 +135,16 @@ def openai_response_with_tools(url: str) -> Any:
 
 
 @call
+def openai_response_with_log_probabilities(url: str) -> Any:
+    """The answer is sent back as it came, with the figures of each token."""
+    options = {"include": ["message.output_text.logprobs"], "top_logprobs": 5}
+    first = _respond(url, **options, max_output_tokens=64)
+    told = [each for item in first.output for part in item.content or () for each in getattr(part, "logprobs", None) or ()]
+    second = _respond(url, input=[{"role": "user", "content": "Hello!"}, *first.output, *HELLO], **options)
+    return [len(told), plain(first), plain(second)]
+
+
+@call
 def openai_response_with_tools_streamed(url: str) -> Any:
     with _openai(url).responses.stream(model=MODEL, input=WEATHER, tools=FLAT_TOOLS) as stream:
         return [events(stream), plain(stream.get_final_response())]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from triton_vllm.base.errors import AdapterError
-from triton_vllm.openai.items import MOST_ERRORS, Listed, count_values
+from triton_vllm.openai.items import MOST_ERRORS, Listed, count_values, drop_log_probabilities
 from triton_vllm.vllm_api import BodyType
 
 MOST_VALUES = 256
@@ -98,3 +98,21 @@ def test_values_are_counted_as_far_as_needed():
     assert count_values({"a": [1, {"b": None}], "c": "text"}, 100) == 6
     assert 3 < count_values([1, 2, 3, 4, 5], 3) <= 6
     assert count_values({"name": "f", "parameters": {"a": [1] * 100}}, 100) == 3
+
+
+@pytest.mark.parametrize("value", [None, "text", [5, {"content": "text"}, {"content": [5, TEXT]}, {"role": "user"}]], ids=str)
+def test_an_input_without_log_probabilities_stays(value):
+    """The body is passed on as it came."""
+    before = repr(value)
+    assert not drop_log_probabilities(value)
+    assert repr(value) == before
+
+
+async def test_an_answer_that_comes_back_may_have_log_probabilities():
+    """Clients send all that they got, the figures of hundreds of tokens, too; vLLM reads the text only."""
+    token = {"token": "x", "bytes": [120], "logprob": -1.5, "top_logprobs": [{"token": "x", "bytes": [120], "logprob": -1.5}] * 5}
+    said = {"type": "output_text", "text": "x", "annotations": []}
+    items = [{"role": "assistant", "content": [{**said, "logprobs": [token] * 300}, {**said, "logprobs": []}]}]
+    assert drop_log_probabilities(items)
+    assert items == [{"role": "assistant", "content": [said, said]}]
+    await check(items)

@@ -111,6 +111,21 @@ def _are_alike(parts: list[Any]) -> bool:
     )
 
 
+def drop_log_probabilities(items: Any) -> bool:
+    """Remove the log probabilities of earlier answers from a response's input; return if any were.
+
+    Clients send an answer back as it came. vLLM reads its text only, and the figures of 25 tokens
+    would be more values than an item may have.
+    """
+    found = False
+    for item in items if isinstance(items, list) else ():
+        parts = item.get("content") if isinstance(item, dict) else None
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and part.get("type") == "output_text":
+                found |= part.pop("logprobs", None) is not None
+    return found
+
+
 def count_values(value: Any, enough: int) -> int:
     """Return the number of values in a JSON value, or a number above ``enough``.
 

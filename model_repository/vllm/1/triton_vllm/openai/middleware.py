@@ -22,6 +22,7 @@ from triton_vllm.openai.checked_engine import REQUEST
 from triton_vllm.openai.contents import check
 from triton_vllm.openai.fields import PROBES, ROUTES
 from triton_vllm.openai.interrupt import Gone, Interrupt, ended_with_client
+from triton_vllm.openai.items import drop_log_probabilities
 from triton_vllm.openai.refusal import HttpRefusalError, body_of, event_of, status_of
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class Middleware:
             raise HttpRefusalError(HTTPStatus.NOT_FOUND, "this model has no such path")
         # vLLM would keep these fields next to its own, and ignores them.
         known = {name: value for name, value in body.items() if name in kind.fields}
-        if len(known) < len(body):
+        if drop_log_probabilities(known.get("input")) or len(known) < len(body):
             # A body without such fields is passed on as it is: writing costs as much as parsing.
             read = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
         return read, check(ROUTES[path], kind, known, rules.limits, rules.facts)
