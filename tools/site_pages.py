@@ -9,6 +9,7 @@ pages, in their places. The site is in ``.tools/site``.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,8 @@ def build(checkout: Path, work: Path) -> int:
             copy = work / "pages" / page.relative_to(checkout)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(page, copy)
+            if page.suffix == ".md":
+                copy.write_text(with_tabs(page.read_text("utf-8")), "utf-8")
     Path(work, "pages", UNSEARCHED).write_text("search: {exclude: true}\n", "utf-8")
     shutil.copyfile(checkout / "mkdocs.yml", work / "mkdocs.yml")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
@@ -47,6 +50,16 @@ def build(checkout: Path, work: Path) -> int:
     return subprocess.run(
         command, cwd=work, env={**os.environ, "NO_COLOR": "1"}, check=False
     ).returncode
+
+
+def with_tabs(text: str) -> str:
+    """Make tabs of the headings between the marks of a page; on GitHub they stay headings."""
+    return re.sub(r"<!-- tabs -->\n(.*?)<!-- end of tabs -->\n", _tabs, text, flags=re.DOTALL)
+
+
+def _tabs(found: re.Match[str]) -> str:
+    lines = [f"    {line}" if line.strip() else "" for line in found[1].splitlines()]
+    return "\n".join(re.sub(r"^    #+ (.*)", r'=== "\1"', line) for line in lines) + "\n"
 
 
 if __name__ == "__main__":

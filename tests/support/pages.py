@@ -17,7 +17,7 @@ FILL = r"sh wheelhouse \$DIR "
 BUILD_OFFLINE = r"--offline --wheelhouse \$DIR "
 IN_CONTAINERS = (BUILD, SERVE, BUILD_WITH_CACHE, FILL, BUILD_OFFLINE)
 """Patterns of the lines that tests/e2e/test_container.py runs; each is on one of `TYPED_PAGES`."""
-TYPED_PAGES = ("README.md", "docs/laptop.md", "docs/docker.md")
+TYPED_PAGES = ("README.md", "docs/README.md", "docs/laptop.md", "docs/docker.md")
 """The pages with commands that tests run."""
 TYPED = {
     "git clone $REPOSITORY vllm-env && cd vllm-env": "test_container.py",

@@ -82,7 +82,18 @@ def test_a_page_has_the_lists_tables_and_notes_that_github_shows(site: Path, pag
     notes = len(re.findall(r"^> \[!(?:NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]$", text, re.MULTILINE))
     assert ours["callout"] == notes
     theirs["blockquote"] -= notes
+    for tabs in re.findall(r"<!-- tabs -->(.*?)<!-- end of tabs -->", text, re.DOTALL):
+        theirs["h3"] -= len(re.findall(r"^### ", tabs, re.MULTILINE))
     assert {name: ours[name] for name in COUNTED} == {name: theirs[name] for name in COUNTED}
+
+
+def test_laptop_docker_and_kubernetes_are_tabs(site: Path) -> None:
+    """Each has its commands; on GitHub they are three sections."""
+    text = article((site / "docs" / "index.html").read_text("utf-8"))
+    labels = re.findall(r'<label for="[^"]+">(\w+)</label>', text)
+    assert labels == ["Laptop", "Docker", "Kubernetes"]
+    assert text.count("tabbed-block") == 3
+    assert "end of tabs" not in text
 
 
 def test_the_pictures_of_the_flow_say_the_same() -> None:
