@@ -86,13 +86,6 @@ def test_what_root_fills_is_the_folders_owners(monkeypatch: pytest.MonkeyPatch, 
     assert {path.stat().st_uid for path in (root, *root.rglob("*"))} == {12345}
 
 
-def test_keys_depend_on_content_and_not_on_order_of_mappings() -> None:
-    """Equal inputs have one key, different ones two."""
-    assert cache.key_of({"a": 1, "b": 2}) == cache.key_of({"b": 2, "a": 1})
-    assert cache.key_of("a", "b") != cache.key_of("ab")
-    assert len(cache.key_of("x")) == 32
-
-
 def test_eviction_frees_the_least_recently_used_first(tmp_path: Path) -> None:
     """What was used longest ago goes, until the limit is met; what the running build uses stays."""
     old, kept, new = (_prefix(tmp_path, key, 1000, used) for key, used in (("old", 1), ("kept", 2), ("new", 3)))
@@ -102,29 +95,12 @@ def test_eviction_frees_the_least_recently_used_first(tmp_path: Path) -> None:
     assert new.exists()
 
 
-def test_eviction_keeps_what_is_in_use_however_full(tmp_path: Path) -> None:
-    """The build's own entry is never freed."""
-    kept, other = _prefix(tmp_path, "kept", 1000, 1), _prefix(tmp_path, "other", 10, 2)
-    Cache(tmp_path).evict({kept}, limit=0)
-    assert kept.exists()
-    assert not other.exists()
-
-
 def test_an_archive_is_freed_with_its_facts_and_counts_with_its_size(tmp_path: Path) -> None:
     """The gigabytes lie in the .tar.gz beside the facts: both go, and both are measured."""
     archive = _archive(tmp_path, "a" * 32, 5000, 1)
     assert Cache(tmp_path).entries()[0].size >= 5000
     Cache(tmp_path).evict(set(), limit=100)
     assert list(archive.parent.iterdir()) == []
-
-
-def test_touch_saves_an_entry_from_eviction(tmp_path: Path) -> None:
-    """A reused entry counts as new."""
-    first, second = _prefix(tmp_path, "first", 1000, 1), _prefix(tmp_path, "second", 1000, 2)
-    cache.touch(first)
-    Cache(tmp_path).evict(set(), limit=1500)
-    assert first.exists()
-    assert not second.exists()
 
 
 def test_eviction_measures_once_an_hour(tmp_path: Path) -> None:
@@ -136,14 +112,6 @@ def test_eviction_measures_once_an_hour(tmp_path: Path) -> None:
     os.utime(tmp_path / ".evicted", (time.time() - 4000,) * 2)
     Cache(tmp_path).evict(set(), limit=0)
     assert not entry.exists()
-
-
-def test_staging_is_removed_also_after_an_error(tmp_path: Path) -> None:
-    """Whatever ends the block, nothing of it stays."""
-    with pytest.raises(KeyboardInterrupt), Cache(tmp_path).staging() as folder:  # noqa: PT012 - the block is the case
-        (folder / "deep").mkdir()
-        raise KeyboardInterrupt
-    assert list((tmp_path / "build").iterdir()) == []
 
 
 def test_no_space_in_staging_is_an_error_with_a_remedy(tmp_path: Path) -> None:

@@ -28,17 +28,6 @@ def test_reads_names_and_versions(tmp_path: Path) -> None:
     assert asks.glibc == (2, 99)
 
 
-def test_versions_are_compared_as_numbers(tmp_path: Path) -> None:
-    """2.9 is older than 2.300, and names that are no numbers (GLIBC_PRIVATE) do not count."""
-    older = make_library(tmp_path, "liba.so", "GLIBC_2.9")
-    newer = make_library(tmp_path, "libb.so", "GLIBC_2.300", symbol="question")
-    private = make_library(tmp_path, "libc.so", "GLIBC_PRIVATE", symbol="secret")
-    program = make_program(tmp_path / "program", (older, newer, private), body="return answer() + question() + secret();")
-    asks = read_dynamic_section(program)
-    assert asks is not None
-    assert asks.glibc == (2, 300)
-
-
 def test_a_library_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     """What was read is kept, but only for the same file."""
     first = make_library(tmp_path, "libfirst.so", symbol="first")

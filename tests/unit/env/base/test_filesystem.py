@@ -14,14 +14,11 @@ from support.namespaces import with_mounts
 from vllm_env.base import filesystem
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import (
-    file_sha256,
     link_or_copy,
     mounts_in,
     put_in_place,
     remove_tree,
     require_space,
-    sync,
-    tree_size,
     write_whole,
 )
 
@@ -29,26 +26,6 @@ if TYPE_CHECKING:
     pass
 
 _LINE = b"%d 1 8:1 /root %s rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
-
-
-def test_file_digest(tmp_path: Path) -> None:
-    """SHA-256 as sha256sum prints it."""
-    file = tmp_path / "file"
-    file.write_bytes(b"abc")
-    assert file_sha256(file) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-def test_sizes_are_those_of_files(tmp_path: Path) -> None:
-    """Of one, of all below a folder, a link by its own size; what is not there has none."""
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "deep" / "er" / "file").write_bytes(b"x" * 1000)
-    (tmp_path / "deep" / "other").write_bytes(b"x" * 10)
-    assert tree_size(tmp_path / "deep" / "other") == 10
-    assert tree_size(tmp_path / "deep") == 1010
-    (tmp_path / "deep" / "link").symlink_to("er/file")
-    (tmp_path / "deep" / "dangling").symlink_to("nowhere")
-    assert tree_size(tmp_path / "deep") == 1010 + len("er/file") + len("nowhere")
-    assert tree_size(tmp_path / "gone") == 0
 
 
 def test_a_tree_is_removed_and_what_it_links_to_stays(tmp_path: Path) -> None:
@@ -73,16 +50,6 @@ def test_a_tree_with_a_mounted_volume_stays_whole(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "tree").exists()
 
 
-def test_a_file_is_linked_where_that_is_possible(tmp_path: Path) -> None:
-    """The same file under two names, and a link as the link that it is."""
-    (tmp_path / "file").write_text("text")
-    (tmp_path / "link").symlink_to("file")
-    link_or_copy(str(tmp_path / "file"), str(tmp_path / "second"))
-    link_or_copy(str(tmp_path / "link"), str(tmp_path / "second link"))
-    assert (tmp_path / "second").samefile(tmp_path / "file")
-    assert (tmp_path / "second link").readlink() == Path("file")
-
-
 def test_a_file_is_copied_to_another_file_system(tmp_path: Path, elsewhere: Path) -> None:
     """Content, mode and time as they were; a link stays a link."""
     (tmp_path / "file").write_text("text")
@@ -95,19 +62,6 @@ def test_a_file_is_copied_to_another_file_system(tmp_path: Path, elsewhere: Path
     assert ((elsewhere / "file").read_text(), copied.st_mode & 0o777, copied.st_mtime) == ("text", 0o751, 1)
     assert copied.st_nlink == 1
     assert (elsewhere / "link").readlink() == Path("file")
-
-
-def test_files_and_folders_can_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a crash must not take away is asked for by its own handle, which is closed."""
-    synced: list[Path] = []
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink()))
-    (tmp_path / "file").touch()
-    before = len([*Path("/proc/self/fd").iterdir()])
-    sync(tmp_path / "file")
-    sync(tmp_path)
-    assert synced == [tmp_path / "file", tmp_path]
-    # Other tests' files may be closed meanwhile.
-    assert len([*Path("/proc/self/fd").iterdir()]) <= before
 
 
 def test_space_is_asked_for_before_the_folder_exists(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from support.patience import LIMIT
 from vllm_env.base import process
 from vllm_env.base.interrupts import interrupts_held, take_interrupts
 from vllm_env.base.locks import locked_folder
@@ -142,34 +141,6 @@ def test_one_more_interrupt_waits_for_nothing() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         seen.append("held again")
     assert seen == ["held", "held again"]
-
-
-def test_a_block_of_another_thread_holds_nothing() -> None:
-    """It began before the main thread's block and ended within it: the next interrupt must come through."""
-    entered, end = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with interrupts_held():
-            entered.set()
-            end.wait(LIMIT)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    assert entered.wait(LIMIT)
-    with interrupts_held():
-        end.set()
-        thread.join()
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_sigterm_is_held_as_well() -> None:
-    """It is what a container's end sends."""
-    seen = []
-    with pytest.raises(KeyboardInterrupt), interrupts_held():  # noqa: PT012
-        os.kill(os.getpid(), signal.SIGTERM)
-        seen.append("held")
-    assert seen == ["held"]
 
 
 def test_an_ignored_ctrl_c_stays_ignored() -> None:

@@ -20,13 +20,6 @@ def test_another_machine_is_named(system: str, machine: str, named: str, monkeyp
     assert caught.value.remedy
 
 
-def test_x86_64_linux_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is said."""
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    require_x86_64()
-
-
 @pytest.mark.parametrize("library", ["glibc 2.34", "glibc 2.9", None])
 def test_an_older_c_library_is_named(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what needs a newer one, and with what to do; musl says nothing at all."""
@@ -34,10 +27,3 @@ def test_an_older_c_library_is_named(library: str | None, monkeypatch: pytest.Mo
     with pytest.raises(VllmEnvError, match=f"The wheel needs glibc 2.35 .* is {library or 'another than glibc'}") as caught:
         require_glibc(35, "The wheel", "Take a container.")
     assert caught.value.remedy == "Take a container."
-
-
-@pytest.mark.parametrize("library", ["glibc 2.35", "glibc 2.41"])
-def test_a_c_library_that_is_new_enough_is_let_through(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compared as numbers."""
-    monkeypatch.setattr("os.confstr", lambda _: library)
-    require_glibc(35, "The wheel", "")

@@ -82,11 +82,6 @@ def test_offline_uv_is_told_so() -> None:
     assert "--no-such-option" in caught.value.tail
 
 
-def test_offline_pips_sources_stay(sources_of: Callable[[Network], list[str]]) -> None:
-    """A folder with wheels may be among them."""
-    assert sources_of(Network(PipConfig(find_links=("/wheels",)), offline=True))[:3] == ["--offline", "--find-links", "/wheels"]
-
-
 def test_a_wheelhouse_is_the_only_source(tmp_path: Path, sources_of: Callable[[Network], list[str]]) -> None:
     """With --wheelhouse no index and no configured folder is asked, and no mirror of PyTorch's index either."""
     pip = PipConfig("https://index.test/simple", find_links=("/wheels",))
@@ -162,24 +157,6 @@ def test_a_download_that_is_cut_off_is_a_network_failure(
     assert not (tmp_path / "sub").exists()
 
 
-@pytest.mark.parametrize("url", ["http://[::1/file", "http://host:abc/file", "no-url"])
-def test_an_address_that_is_none_is_a_network_failure(url: str, tmp_path: Path) -> None:
-    """It may come from a channel that the user has configured."""
-    with pytest.raises(NetworkError, match="cannot be fetched"):
-        Network().download(url, "0" * 64, tmp_path / "file")
-    if url != "no-url":
-        assert not Network().answers(url)
-
-
-def test_a_file_is_copied_offline_too(tmp_path: Path) -> None:
-    """A channel in a folder is no network."""
-    (tmp_path / "file").write_bytes(b"abc")
-    digest = hashlib.sha256(b"abc").hexdigest()
-    Network(offline=True).download((tmp_path / "file").as_uri(), digest, tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == b"abc"
-    assert Network(offline=True).answers(tmp_path.as_uri())
-
-
 def test_who_is_asked_behind_a_proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy's host is connected to, also when it is written without a scheme, and not for hosts in NO_PROXY."""
     monkeypatch.setenv("https_proxy", server.removeprefix("http://"))
@@ -189,12 +166,6 @@ def test_who_is_asked_behind_a_proxy(server: str, monkeypatch: pytest.MonkeyPatc
     module._connects.cache_clear()
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("https_proxy", "127.0.0.1:9")
-    assert not Network().answers("https://no-such-host.invalid/channel")
-
-
-def test_behind_a_proxy_that_is_no_address_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traceback would not tell which variable is wrong; what fetches something later names the proxy."""
-    monkeypatch.setenv("https_proxy", "http://u:p@ss:wo@h:80x")
     assert not Network().answers("https://no-such-host.invalid/channel")
 
 
@@ -221,32 +192,6 @@ def test_a_mirror_stands_in_for_pytorchs_index(server: str, tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     pip = PipConfig(index_url=(tmp_path / "empty").as_uri())
     assert "torch==9.9.9+cpu" in _resolve_torch(Network(pip, torch_index=server), tmp_path)
-
-
-def _download_torch(network: Network, folder: Path) -> list[str]:
-    options = ["--isolated", "--no-cache-dir", "--no-deps", "--dest", folder / "got", "torch==9.9.9+cpu"]
-    network.pip_command(["download", *options], "download torch", torch_backend="cpu", env={"PIP_CONFIG_FILE": "/dev/null"})
-    return [file.name for file in (folder / "got").iterdir()]
-
-
-def test_pip_takes_torch_from_the_mirror_too(server: str, tmp_path: Path) -> None:
-    """As uv does; a wheelhouse is filled by pip."""
-    _torch_wheel(tmp_path / "served" / "torch")
-    assert _download_torch(Network(torch_index=server), tmp_path) == ["torch-9.9.9+cpu-py3-none-any.whl"]
-
-
-@pytest.mark.long
-def test_pip_asks_pytorchs_own_index_after_the_users_sources(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only when they lack the build, and below its index of that kind; if that fails too, the first error is told."""
-    _torch_wheel(tmp_path / "served" / "cpu" / "torch")
-    monkeypatch.setattr(module, "_PYTORCH", server)
-    assert _download_torch(Network(), tmp_path) == ["torch-9.9.9+cpu-py3-none-any.whl"]
-    monkeypatch.setattr(module, "_PYTORCH", f"{server}/none")
-    with pytest.raises(CommandError, match="Could not download torch") as caught:
-        _download_torch(Network(), tmp_path)
-    assert "No matching distribution" in caught.value.tail
 
 
 def test_pytorchs_own_index_is_asked_after_the_users_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,25 +42,12 @@ def test_values_of_files_and_variables_become_options() -> None:
         assert pair in itertools.pairwise(options)
 
 
-def test_variables_win_over_install_and_that_over_global() -> None:
-    """pip's own order: PIP_* first, then the section of `pip install`, then the global one."""
-    lines = ["global.index-url='g'", "install.index-url='i'", ":env:.index-url='e'", "download.index-url='d'"]
-    assert parse_pip_config("\n".join(lines)).index_url == "e"
-    assert parse_pip_config("\n".join(lines[:2])).index_url == "i"
-    assert parse_pip_config(lines[3]).index_url == ""
-
-
 @pytest.mark.parametrize(("text", "expected"), [("true", True), ("1", True), ("no", False), ("0", False)])
 def test_no_index_is_understood(text: str, expected: bool) -> None:
     """pip's boolean words decide whether uv may use an index at all."""
     config = parse_pip_config(f":env:.no-index={text!r}\n")
     assert config.no_index is expected
     assert ("--no-index" in config.uv_arguments()) is expected
-
-
-def test_an_equals_sign_in_a_value_survives() -> None:
-    """Tokens in an address may hold '='."""
-    assert parse_pip_config("global.index-url='https://u:a=b@index.test/simple'\n").index_url.endswith("a=b@index.test/simple")
 
 
 def test_what_the_real_pip_prints_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,12 +62,6 @@ def test_what_the_real_pip_prints_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert config.index_url == "https://index.test/it's"
     assert config.find_links[-2:] == ("/one", "/two")
     assert config.extra_index_urls == ("https://extra.test/simple",)
-
-
-def test_an_interpreter_without_pip_is_no_error(tmp_path: Path) -> None:
-    """Without pip there is no configuration to hand over."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    assert read_pip_config(str(tmp_path / "bare/bin/python")) == PipConfig()
 
 
 def test_certificates_do_not_replace_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:

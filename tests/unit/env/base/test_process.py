@@ -24,14 +24,6 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_output_and_lines() -> None:
-    """stdout and stderr are returned, and handed over line by line."""
-    lines: list[str] = []
-    output = run(["sh", "-c", "echo a; echo b >&2"], what="x", on_line=lines.append)
-    assert output == "a\nb\n"
-    assert lines == ["a", "b"]
-
-
 def test_a_failure_names_purpose_program_status_and_last_lines() -> None:
     """The error says what was wanted, and keeps what the program said."""
     with pytest.raises(CommandError) as caught:
@@ -63,11 +55,6 @@ def test_empty_values_remove_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run(["env"], what="x", env={"SOME_VARIABLE": "", "OTHER": "2"})
     assert "SOME_VARIABLE" not in shown
     assert "OTHER=2" in shown.splitlines()
-
-
-def test_undecodable_output_is_kept() -> None:
-    """Bytes that are no UTF-8 do not break a build."""
-    assert "\ufffd" in run(["printf", r"\377"], what="x")
 
 
 # As the command does; with Python's own handler, a Ctrl-C would also hit the start and the clean-up.

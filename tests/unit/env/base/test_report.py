@@ -58,14 +58,6 @@ def test_quiet_leaves_errors_and_results(capsys: pytest.CaptureFixture[str]) -> 
     assert (out, err) == ("a result\n", "an error\n")
 
 
-def test_details_need_verbose(capsys: pytest.CaptureFixture[str]) -> None:
-    """--verbose shows more."""
-    Console().debug("detail")
-    assert capsys.readouterr().err == ""
-    Console(verbose=True).debug("detail")
-    assert "detail" in capsys.readouterr().err
-
-
 def test_brackets_of_a_message_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     """[cpu] in a message is not markup, and a long line stays one line."""
     Console().error("vllm[cpu] " + "x" * 300)

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import triton_folder
 from vllm_env.base.cache import Cache
 from vllm_env.cli.main import main
-from vllm_env.layout.layout import EnvironmentRecord, Packed
-from vllm_env.publish.model_folder import set_environment_path
+from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.serve.leftovers import Abandoned
-from vllm_env.triton.root import TritonRoot
 
 if TYPE_CHECKING:
-    from vllm_env.layout.layout import Layout
     from vllm_env.model.manifest import Manifest
 
 pytestmark = pytest.mark.long
@@ -41,18 +37,6 @@ def test_inspect_prints_a_manifest(model: Path, manifest: Manifest, capsys: pyte
     assert shown["archive"] == f"vllm_env.tar.gz, 0 MB, {manifest.archive.sha256[:16]}"
     assert _run("inspect", "--json", "--model-repository", model.parent) == 0
     assert capsys.readouterr().out == manifest.to_json()
-
-
-def test_inspect_names_no_size_of_an_unpacked_environment(
-    model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Only an archive's is recorded; 0 MB would be wrong."""
-    record = replace(manifest.archive, name="vllm_env", size=0, sha256="", unpacked=0)
-    (model / "vllm_env.json").write_text(replace(manifest, archive=record).to_json(), encoding="utf-8")
-    assert _run("inspect", "--model-repository", model.parent) == 0
-    shown = capsys.readouterr().out
-    assert "archive        vllm_env, unpacked\n" in shown
-    assert "\nunpacked" not in shown
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
@@ -87,57 +71,6 @@ def test_a_model_that_is_not_there_is_answered_with_those_that_are(
     assert f"--model-repository {tmp_path / 'none'} --model 'my model'." in empty
 
 
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, ...]]:
-    """What was given to the checks of an environment, which take minutes."""
-    seen: list[tuple[object, ...]] = []
-
-    def verify(_workspace: object, layout: Layout, *arguments: object) -> tuple[str, ...]:
-        seen.append((layout.name, *arguments))
-        return ("a note",)
-
-    monkeypatch.setattr("vllm_env.cli.commands.installed_triton", lambda: triton_folder.make_root(tmp_path / "triton"))
-    monkeypatch.setattr("vllm_env.cli.commands.verify_packed", verify)
-    return seen
-
-
-def test_verify_checks_the_archive_against_the_manifest(
-    model: Path, manifest: Manifest, checked: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As the build does before it publishes; the notes are said, and the result is a line or JSON."""
-    assert _run("verify", "--model-repository", model.parent) == 0
-    ((*arguments, triton),) = checked
-    assert arguments == ["archive", Packed(model / "vllm_env.tar.gz", (manifest.archive,)), manifest.expected()]
-    assert isinstance(triton, TritonRoot), "a bare container has no libarchive but Triton's own"
-    out, err = capsys.readouterr()
-    assert out == f"{model}: verified\n"
-    assert "a note\n" in err
-    assert _run("verify", "--json", "--model-repository", model.parent) == 0
-    assert json.loads(capsys.readouterr().out) == {"model": str(model), "verified": True}
-
-
-def test_verify_checks_an_unpacked_environment(model: Path, manifest: Manifest, checked: list[tuple[object, ...]]) -> None:
-    """--layout directory has no archive."""
-    manifest = replace(manifest, layout="directory", archive=EnvironmentRecord("vllm_env", key="p"))
-    (model / "vllm_env.json").write_text(manifest.to_json())
-    (model / "vllm_env").mkdir()
-    set_environment_path(model, "vllm_env")
-    assert _run("verify", "--model-repository", model.parent) == 0
-    ((*arguments, _),) = checked
-    assert arguments == ["directory", Packed(model / "vllm_env", (manifest.archive,)), manifest.expected()]
-
-
-@pytest.mark.parametrize("file", ["vllm_env.tar.gz", "triton_python_backend_stub"])
-def test_verify_refuses_a_changed_file_before_anything_long(
-    model: Path, checked: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str], file: str
-) -> None:
-    """By its digest, its size being the same."""
-    (model / file).write_text((model / file).read_text().upper())
-    assert _run("verify", "--model-repository", model.parent) == 1
-    assert f"{file} does not match" in capsys.readouterr().err
-    assert checked == []
-
-
 def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
     locked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,19 +85,6 @@ def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
         assert _run(*locked, *options) == 1
         assert _run("wheelhouse", tmp_path / "house", *locked, *options) == 0, capsys.readouterr().err
     assert "No space: Triton's extraction for the smoke run" in capsys.readouterr().err
-
-
-def test_options_that_change_no_download_refuse_no_wheelhouse(
-    locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same options as of the build: there, a configuration without an instance group refuses --count."""
-    model = tmp_path / "repository" / "m"
-    model.mkdir(parents=True)
-    (model / "config.pbtxt").write_text('backend: "python"\n')
-    options = ["--profile", "cpu", "--model-repository", model.parent, "--model", "m", "--count", "2"]
-    assert _run(*locked, *options) == 1
-    assert "0 instance groups" in capsys.readouterr().err
-    assert _run("wheelhouse", tmp_path / "house", *locked, *options) == 0, capsys.readouterr().err
 
 
 def test_a_dry_run_of_a_wheelhouse_fetches_nothing(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,22 +120,6 @@ def test_cleaning_leaves_a_running_servers_caches(
     assert cleaned("--keep-cache") == set()
     monkeypatch.setattr("vllm_env.serve.leftovers._servers", lambda: [(os.getuid(), 0.0)])
     assert cleaned() == {standin}
-
-
-def test_cleaning_asks_once_whether_a_server_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What it says is what it does, also where the server ends in between."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    private = tmp_path / "home/vllm_env/warm/k"
-    private.mkdir(parents=True)
-    one = [(os.getuid(), 0.0)]
-    answers = [[], one, one]  # from the end: for what dead servers left, for the copies, and after that
-    monkeypatch.setattr("vllm_env.serve.leftovers._servers", answers.pop)
-    assert _run("clean", "--dry-run") == 0
-    shown = capsys.readouterr().err
-    assert "a tritonserver runs" in shown
-    assert str(private) not in shown
 
 
 def test_cleaning_frees_what_killed_builds_and_dead_servers_left(

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import triton_folder
 from support.patience import LIMIT, pause
 from support.repositories import CHECKOUT
-from support.small_build import make_tree
 from vllm_env.base.errors import CommandError
 from vllm_env.build import BuildResult
 from vllm_env.cli.main import main
@@ -80,23 +78,6 @@ def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capsys: pytes
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_folder_that_is_a_loop_of_links_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """It is a usage error, as a folder that does not exist."""
-    (tmp_path / "loop").symlink_to("loop")
-    assert _run("adopt", str(tmp_path / "loop"), "--dry-run") == 2
-    assert f"{tmp_path}/loop is not a folder" in capsys.readouterr().err
-
-
-def test_a_wrong_spec_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As the options do; test_spec.py has what else is wrong."""
-    (tmp_path / "spec.toml").write_text('[profile.cpu]\nvllm = "0.32.0"\nrequirments = []\n')
-    root = triton_folder.make_root(tmp_path / "triton")
-    options = ["--profile", "cpu", "--spec", tmp_path / "spec.toml", "--triton-root", root]
-    assert _run(*options, "--model-repository", tmp_path / "models") == 2
-    assert "Did you mean requirements?" in capsys.readouterr().err
-    assert not (tmp_path / "models").exists()
-
-
 def test_a_pin_without_a_lock_is_told_how_to_get_one(locked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With --locked. The lock that was looked for is in a folder that goes with the dry run, so it is not named."""
     assert _run(*locked, "--profile", "cpu", "--vllm", "0.98.0") == 1
@@ -150,38 +131,6 @@ def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, ca
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.parametrize("option", [["--jobs", "3"], ["--boost-url", "https://b"], ["--triton-git-url", "https://g"], []])
-def test_options_of_a_compiler_that_does_not_run_are_noted(
-    locked: list[str], option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The stub is Triton's own. A mirror in the environment is for all builds, so nothing is said of it."""
-    monkeypatch.setenv("TRITON_GIT_URL", "https://mirror")
-    assert _run(*locked, "--profile", "cpu", *option) == 0
-    assert ("have no effect: no stub is compiled" in capsys.readouterr().err) is bool(option)
-
-
-def test_a_dry_run_builds_no_wheel(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What depends on the wheel of a source tree is known after the build; the rest is known now."""
-    tree = make_tree(tmp_path / "tree")
-    options = [*locked, "--profile", "cpu", "--vllm-source", tree]
-    options.remove("--locked")
-    assert _run(*options) == 0
-    captured = capsys.readouterr()
-    assert f"The cache has no wheel of --vllm-source {tree}." in captured.err
-    shown = dict(line.split(maxsplit=1) for line in captured.out.splitlines())
-    unknown = ("vllm", "conda_channel", "wheels", "key", "fetch")
-    assert {shown[name] for name in unknown} == {"known after the build"}
-    assert shown["pin"] == f"--vllm-source {tree}"
-    assert shown["python"] == "3.11"
-    assert shown["stub"].startswith("prebuilt, ")
-    assert shown["triton"] == f"24.10 in {tmp_path / 'triton'}"
-    assert _run(*options, "--json") == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["bytes_to_fetch"] is None
-    assert facts["bytes_needed"][str(tmp_path / "cache")] == BUILD_SPACE["cpu"]
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["conda"]
-
-
 def test_a_build_ends_with_its_answers_and_what_comes_next(
     built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,22 +148,6 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
     ]
 
 
-def test_answers_of_an_earlier_run_have_its_date(
-    built: BuildResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They are the same lines, after one that says when they were given."""
-    assert built.smoke
-    recalled = dataclasses.replace(built, smoke=dataclasses.replace(built.smoke, recalled=True), rebuilt=False)
-    monkeypatch.setattr("vllm_env.cli.main.build", lambda *_, **__: recalled)
-    assert _run() == 0
-    assert capsys.readouterr().out.splitlines()[:4] == [
-        "the smoke run of 2026-01-02T03:04:05+00:00 (--smoke-run repeats it):",
-        "'Hello' -> ' there'",
-        "PASS: vLLM example",
-        f"{built.model}: unchanged, vLLM 0.32.0 for Triton 24.10",
-    ]
-
-
 def test_a_build_without_a_gpu_ends_with_why_it_was_not_served(
     built: BuildResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,17 +160,6 @@ def test_a_build_without_a_gpu_ends_with_why_it_was_not_served(
     assert lines[-1] == "not served here: no GPU"
     assert _run("--json") == 0
     assert json.loads(capsys.readouterr().out)["not_served"] == "no GPU"
-
-
-def test_a_dry_run_without_a_gpu_says_that_nothing_would_be_served(
-    locked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And asks for no space in /tmp."""
-    monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
-    assert _run(*locked, "--profile", "cuda", "--json") == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["smoke_run"] == "not served here: no GPU"
-    assert "/tmp" not in facts["bytes_needed"]
 
 
 @pytest.mark.usefixtures("built")
@@ -350,22 +272,4 @@ def test_an_interrupt_exits_with_130(tmp_path: Path, number: signal.Signals) -> 
         child.stderr.close()
     assert message.startswith("Interrupted")
     assert "Traceback" not in message
-    assert not (tmp_path / "models").exists()
-
-
-def test_an_interrupt_during_the_imports_exits_with_130(tmp_path: Path) -> None:
-    """bootstrap.py blocks SIGINT until the packager can take it."""
-    start = 'kill -INT $$; exec "$0" -m vllm_env --model-repository models'
-    child = subprocess.run(
-        ["env", "--block-signal=INT", "sh", "-c", start, sys.executable],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "env"), "VLLM_ENV_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT,
-    )
-    assert child.returncode == 130
-    assert child.stderr.startswith("Interrupted")
-    assert "Traceback" not in child.stderr
     assert not (tmp_path / "models").exists()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from vllm_env.base.errors import UsageError
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.main import main
 from vllm_env.cli.parser import _PARSERS, build_parser, parse
@@ -18,28 +17,6 @@ from vllm_env.triton.stub import StubMode
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--vllm", "1", "--vllm-source", "x"],
-        ["--locked", "--upgrade"],
-        ["--jobs", "x"],
-        ["--count", "0"],
-        ["--no-smoke-run", "--smoke-model", "opt"],
-        ["--stub", "prebuilt", "--jobs", "3"],
-        ["adopt", "SOURCE", "--stub", "prebuilt", "--boost-url", "https://b"],
-        ["verify", "--model", "a/b"],
-        ["--vllm", ""],
-        ["--vllm="],
-        ["unpack", ""],
-    ],
-)
-def test_what_the_arguments_alone_tell_is_refused_by_the_parser(arguments: list[str]) -> None:
-    """It runs before anything is installed."""
-    with pytest.raises(UsageError):
-        parse(arguments)
 
 
 @pytest.mark.parametrize("command", _PARSERS)
@@ -76,14 +53,6 @@ def test_all_options_are_listed_in_groups_by_help_all(capsys: pytest.CaptureFixt
     assert re.findall(r"^(\w+):$", out, re.MULTILINE) == [*groups, "Examples", "Subcommands"]
 
 
-@pytest.mark.parametrize("command", ["verify", "inspect", "unpack", "clean"])
-def test_what_only_the_bootstrap_needs_is_accepted_and_not_listed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """These subcommands ask no network; doctor does."""
-    assert {"--offline", "--wheelhouse"} & _listed(_help([command, "--help"], capsys)) == set()
-    assert {"--offline", "--wheelhouse"} <= _listed(_help(["doctor", "--help"], capsys))
-    assert parse([command, *(["DIR"] if command == "unpack" else []), "--offline"])[1].offline
-
-
 def _help(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as caught:
         parse(words)
@@ -103,18 +72,6 @@ def test_the_help_of_a_wheelhouse_lists_only_what_changes_it() -> None:
     assert [option for option in given if option.startswith("--") and option in listed] == []
     assert "--vllm X.Y.Z" in listed
     assert parse(["wheelhouse", "DIR", *given])[1].warm
-
-
-def test_the_help_of_adopt_names_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder that it reads, and the place of the new model, whose name is that of the folder."""
-    with pytest.raises(SystemExit):
-        main(["adopt", "--help-all"])
-    out = capsys.readouterr().out
-    assert "SOURCE" in out
-    assert "--model-repository" in out
-    assert "default: the name of SOURCE" in out
-    assert "default: vllm" not in out
-    assert "--undo" not in out
 
 
 @pytest.mark.parametrize("command", [[], ["build"], *([name] for name in COMMANDS)])
@@ -179,23 +136,6 @@ def test_a_folder_without_an_option_is_recognised(
     (tmp_path / file).touch()
     assert main([str(tmp_path)]) == 2
     assert f": {option} {tmp_path}." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [["build", "doctor"], ["build", "build"]])
-def test_what_follows_build_is_no_subcommand(arguments: list[str]) -> None:
-    """It is not named as an unknown one, which it may well be known as elsewhere."""
-    with pytest.raises(UsageError, match=f"Unrecognized arguments: {arguments[1]}"):
-        build_parser().parse_args(arguments[1:])
-    assert main(arguments) == 2
-
-
-def test_known_subcommands_and_options_are_let_through() -> None:
-    """Only a first word that is neither is refused; words after it are the options' affair."""
-    assert parse([])[0] == "build"
-    assert parse(["--model", "x"])[0] == "build"
-    assert parse(["wheelhouse", "docter"])[0] == "wheelhouse"
-    with pytest.raises(UsageError, match="Unknown subcommand 'docter'"):
-        parse(["docter"])
 
 
 def test_every_subcommand_is_parsed_and_run() -> None:

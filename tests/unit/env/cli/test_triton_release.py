@@ -3,69 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import triton_folder
 from vllm_env.cli.main import main
-from vllm_env.lock.lock import inputs_of
-from vllm_env.lock.pins import PinnedVllm
-from vllm_env.lock.pylock import Lock, LockedWheel, write_pylock
-from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.triton.elsewhere import triton_elsewhere
-from vllm_env.triton.root import rules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.small_fixtures import Channel
     from vllm_env.build import BuildResult
     from vllm_env.model.manifest import Manifest
-
-SETUPTOOLS = (LockedWheel("setuptools", "84.2.1", "setuptools-84.2.1-py3-none-any.whl", "3" * 64, 5),)
 
 
 def _run(*arguments: object) -> int:
     return main([str(a) for a in arguments])
-
-
-def write_spec_and_lock(folder: Path, channel: Channel, **values: str) -> None:
-    """Write a spec of the profile cpu and its lock."""
-    file = folder / "spec.toml"
-    table = {"vllm": "0.99.0", "distribution": "vllm", "python": "3.11", **values}
-    file.write_text("".join(["[profile.cpu]\n", *(f'{name} = "{value}"\n' for name, value in table.items())]))
-    spec = load_spec("cpu", Overrides(), file)
-    pinned = PinnedVllm("vllm==0.99.0", origin="release")
-    wheels = (LockedWheel("vllm", "0.99.0", "vllm-0.99.0-py3-none-any.whl", "2" * 64, 5), *SETUPTOOLS)
-    write_pylock(Lock(spec, pinned, channel.layer, wheels, inputs_of(spec, pinned)), folder / "pylock.spec-cpu.toml")
-
-
-def test_a_dry_run_for_a_triton_elsewhere_says_so(
-    channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The lock is one for this release, and a spec keeps it; the model would have no stub and not be served."""
-    shutil.copytree(channel.root / "conda/channel", tmp_path / "cache/conda/channel")
-    monkeypatch.setattr("vllm_env.plan.installed_triton", lambda: None)
-    monkeypatch.setattr("vllm_env.triton.elsewhere.PYTHON", "3.11")  # that of this machine
-    rules = dataclasses.replace(rules_of("26.07"), python="3.11")
-    monkeypatch.setattr("vllm_env.triton.elsewhere.rules_of", lambda _: rules)
-    write_spec_and_lock(tmp_path, channel, triton_release="26.07")
-    options = ["--spec", tmp_path / "spec.toml", "--model-repository", tmp_path / "models", "--offline", "--dry-run", "--json"]
-    assert _run(*options, "--profile", "cpu", "--locked") == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["triton"], facts["stub"]) == ("26.07, not on this machine", "the server's own")
-    assert facts["smoke_run"] == "not served here: Triton 26.07 is not on this machine"
-    assert len(facts["key"]) == 32
-    assert "/tmp" not in facts["bytes_needed"]
-    assert _run(*options, "--profile", "cpu", "--locked", "--triton-release", "26.06") == 1
-    assert "there is no lock of" in capsys.readouterr().err
-    assert _run(*options, "--profile", "cpu", "--triton-release", "26.13") == 2
-    assert "--triton-release 26.13 is not a release of Triton" in capsys.readouterr().err
-    assert not (tmp_path / "models").exists()
 
 
 @pytest.mark.parametrize("option", [["--smoke-run"], ["--smoke-model", "opt"], ["--warm"]])

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from support.patience import LIMIT, wait_for
 from support.small_parts import KEY, SITE, Small
 from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.inside.parts_places import MARK, VARIABLE
@@ -64,42 +56,6 @@ def test_the_first_start_unpacks_and_leads_there(small: Small, tmp_path: Path) -
     assert (tree / SITE / "one.py").stat().st_ctime_ns == before
 
 
-def test_starts_at_once_share_one_unpacking(small: Small, tmp_path: Path) -> None:
-    """Of four, one unpacks; all use the same folder."""
-    started = [small.start(tmp_path / "place") for _ in range(4)]
-    results = [process.communicate("\n", timeout=120) for process in started]
-    assert {out.splitlines()[0] for out, _ in results} == {str(tmp_path / "place" / KEY)}
-    assert sum("processes into" in log for _, log in results) == 1
-
-
-def test_killed_in_the_middle_nothing_is_taken_for_whole(small: Small, tmp_path: Path) -> None:
-    """What SIGKILL leaves has no marker and not the name; the next start removes it and unpacks everything."""
-    place = tmp_path / "place"
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    (small.folder / "bin" / "python").unlink()  # a worker that stands still in the midst of a part
-    waiting = f'#!/bin/sh\ncase "$*" in *"part "*) read line < "{gate}";; esac\nexec "{sys.executable}" "$@"\n'
-    (small.folder / "bin" / "python").write_text(waiting)
-    (small.folder / "bin" / "python").chmod(0o755)
-    process = small.start(place)
-    wait_for(lambda: list(place.glob(f"{KEY}.*/bin/python")), "the unpacking of a part")
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=LIMIT)
-    (left,) = (p for p in place.iterdir() if p.is_dir())
-    assert left.name != KEY
-    with (place / f"{KEY}.lock").open() as lock, pytest.raises(BlockingIOError):  # the workers that live on hold it
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    (small.folder / "bin" / "python").unlink()
-    (small.folder / "bin" / "python").symlink_to(sys.executable)
-    after = small.start(place)
-    with gate.open("w") as opened:
-        opened.write("go\n" * 8)
-    out, log = after.communicate("\n", timeout=120)
-    assert out.splitlines()[0] == str(place / KEY), log
-    assert [p.name for p in place.iterdir() if p.is_dir()] == [KEY]
-    assert contents(place / KEY)[str(SITE / "one.py")] == b"ONE = 1\n"
-
-
 @pytest.mark.parametrize("spoil", ["changed", "cut", "missing"])
 def test_a_part_that_is_not_what_was_built_is_refused(small: Small, tmp_path: Path, spoil: str) -> None:
     """By its digest, size or absence; the message names the part, and no place is left with a tree."""
@@ -128,15 +84,6 @@ def test_after_a_restart_of_the_machine_only_what_the_disk_has_is_trusted(small:
     assert (place / KEY / SITE / "one.py").read_bytes() == b"ONE = 1\n"
     mark.write_text(json.dumps({"boot": "another", "synced": True}))
     assert "is unpacked in" in small.run(place)[2]
-
-
-def test_a_place_that_cannot_be_used_is_passed_over(small: Small, tmp_path: Path) -> None:
-    """The named folder is a file, so the user's cache takes the environment, and the log says why."""
-    (tmp_path / "place").write_text("")
-    status, out, log = small.run(tmp_path / "place")
-    assert status == 0, log
-    assert out[0] == str(tmp_path / "home/.cache/vllm_env/unpacked" / KEY)
-    assert f"cannot unpack in {tmp_path / 'place'}: File exists" in log
 
 
 def test_others_may_not_write_where_code_is_taken_from(small: Small, tmp_path: Path) -> None:
@@ -220,72 +167,6 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert parts_places.remove_unused(str(open_to_all), 0) == []
 
 
-def test_one_that_is_taken_into_use_again_is_not_removed_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a later key's folder is removed a start may have unpacked an earlier one again."""
-    trees = environments(tmp_path, "ab")
-    real = shutil.rmtree
-
-    def remove(path: str, **options: Any) -> None:
-        real(path, **options)
-        if path == str(trees["b"]):
-            trees["b"].mkdir()
-
-    monkeypatch.setattr(shutil, "rmtree", remove)
-    parts_places.remove_unused(str(tmp_path), 0)
-    assert [p for p in tmp_path.iterdir() if p.is_dir()] == [trees["b"]]
-
-
-def test_a_damaged_environment_that_is_in_use_is_passed_over(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its user holds the lock for as long as it runs, so nobody can mend it: the place is given up, not tried for ever."""
-    waits: list[float] = []
-    # its own clock: other tests' threads sleep, too
-    monkeypatch.setattr(parts_unpack, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
-    used = tmp_path / "used"
-    used.mkdir(mode=0o700)
-    lock = used / f"{small.facts['key']}.lock"
-    lock.touch()
-    monkeypatch.setattr(parts_unpack, "places", lambda: [str(used)])
-    with lock.open() as held:
-        fcntl.flock(held, fcntl.LOCK_SH)
-        with pytest.raises(UnpackError, match=r"a running process uses .*, which is damaged"):
-            parts_unpack.find(small.facts, small.parts, lambda _: None)
-    assert len(waits) == parts_unpack._ROUNDS
-
-
-def test_a_lock_is_no_way_to_another_file(tmp_path: Path) -> None:
-    """A link in its place is not followed."""
-    (tmp_path / f"{32 * 'a'}.lock").symlink_to(tmp_path / "elsewhere")
-    parts_places.remove_unused(str(tmp_path), 0)
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_the_parts_are_beside_the_archive_that_the_configuration_names(tmp_path: Path) -> None:
-    """The smoke run and --warm serve a copy whose configuration names the original; a comment names nothing."""
-    line = 'parameters: { key: "EXECUTION_ENV_PATH" value: { string_value: "%s" } }\n'
-    for named, expected in (
-        ("$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", tmp_path),
-        ("/elsewhere/vllm_env.tar.gz", Path("/elsewhere")),
-    ):
-        (tmp_path / "config.pbtxt").write_text("# " + line % "/wrong/x" + line % named)
-        assert parts_unpack.parts_of(str(tmp_path)) == str(expected / FOLDER)
-        (tmp_path / "config.pbtxt").write_text(line % "/first/x" + line % named)  # of a repeated key the last one counts
-        assert parts_unpack.parts_of(str(tmp_path)) == str(expected / FOLDER)
-    (tmp_path / "config.pbtxt").unlink()
-    assert parts_unpack.parts_of(str(tmp_path)) == str(tmp_path / FOLDER)
-
-
-def test_a_place_from_which_nothing_may_be_run_is_passed_over(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Libraries are mapped from there."""
-    monkeypatch.setattr(parts_unpack, "places", lambda: [str(tmp_path / "place")])
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
-    with pytest.raises(UnpackError, match="place: it is mounted noexec"):
-        parts_unpack.find(small.facts, small.parts, lambda _: None)
-
-
 def test_a_network_file_system_is_passed_over(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log says why. What is there whole is used all the same."""
     far, near = tmp_path / "far", tmp_path / "near"
@@ -319,72 +200,6 @@ def _warning(place: Path) -> str:
     return (
         f"{place} is on a network file system (NFS): slow starts. If this start hangs, set {VARIABLE} to a folder on a local disk"
     )
-
-
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_network_file_system_without_locks_is_passed_over(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
-    """The log names the folder and what to do, before it waits for a lock that may never come."""
-    far, near = tmp_path / "far", tmp_path / "near"
-    monkeypatch.setattr(parts_unpack, "places", lambda: [str(far), str(near)])
-    monkeypatch.setenv(VARIABLE, str(far))
-    monkeypatch.setattr(parts_places, "_file_system", lambda place: 0x6969 if place == str(far) else 0)
-    monkeypatch.setattr(parts_unpack, "_prefix", str(small.folder))
-    monkeypatch.setattr(parts_unpack, "_package", str(small.folder / SITE / "_vllm_env_unpack"))
-    if is_there:
-        (far / KEY).mkdir(parents=True, mode=0o700)
-        (far / f"{KEY}.lock").touch()
-        parts_places.mark(str(far / KEY), synced=True)
-    told: list[str] = []
-    told_before_a_lock: list[list[str]] = []
-    lock = fcntl.flock
-
-    def no_lock_service(handle: int, operation: int) -> None:
-        if not Path(f"/proc/self/fd/{handle}").readlink().is_relative_to(far):
-            lock(handle, operation)
-            return
-        told_before_a_lock.append(list(told))
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_lock_service)
-    assert parts_unpack.find(small.facts, small.parts, told.append) == str(near / KEY)
-    reason = "its files cannot be locked (No locks available); use a local disk"
-    assert f"cannot unpack in {far}: {reason}" in told
-    assert (f"cannot use {far / KEY}: {reason}" in told) == is_there
-    assert all(_warning(far) in before for before in told_before_a_lock)
-    assert told_before_a_lock
-    # Only the lock in the other folder is held. A thread still writes that environment to the disk.
-    handles = [handle.readlink() for handle in Path("/proc/self/fd").iterdir() if handle.is_symlink()]
-    assert [file for file in handles if file.is_relative_to(tmp_path) and file.suffix == ".lock"] == [near / f"{KEY}.lock"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "network"),
-    [("fuse.sshfs", "fuse.sshfs"), ("fuse", "fuse"), ("fuse.fuse-overlayfs", ""), ("fuseblk", ""), (None, "fuse")],
-)
-def test_what_is_behind_fuse_is_told_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, network: str
-) -> None:
-    """As the mount of the place's device has it. One that is not listed counts as a network's."""
-    monkeypatch.setattr(parts_places, "_file_system", lambda _: 0x65735546)
-    device = tmp_path.stat().st_dev
-    lines = ["22 1 254:99 / / rw - ext4 /dev/vda rw"]
-    if kind:
-        lines.append(f"31 22 {os.major(device)}:{os.minor(device)} / /a\\040b rw,nosuid shared:1 master:2 - {kind} host:/x rw")
-    (tmp_path / "mountinfo").write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(parts_places, "_MOUNTS", str(tmp_path / "mountinfo"))
-    assert parts_places.network_of(str(tmp_path)) == network
-
-
-def test_the_type_of_a_file_system_is_the_kernels_number() -> None:
-    """As coreutils' stat prints it; /proc is known by heart."""
-    assert parts_places._file_system("/proc") == 0x9FA0
-    for place in ("/", "/dev/shm", "/tmp"):
-        said = subprocess.check_output(["stat", "--file-system", "--format=%t", place], text=True)
-        assert parts_places._file_system(place) == int(said, 16)
-    assert parts_places._file_system("/no/such/place") == 0
-    assert parts_places._file_system("/tmp") not in parts_places._NETWORKS
 
 
 def test_places_are_looked_for_in_the_documented_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

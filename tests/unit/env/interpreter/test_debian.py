@@ -48,29 +48,6 @@ def test_debians_is_known_by_what_it_changes(stdlib: Path, tmp_path: Path) -> No
     assert debian.is_debian(stdlib)
 
 
-@pytest.mark.parametrize("name", ["sysconfig.py", "sysconfig/__init__.py"])
-def test_the_default_scheme_is_that_of_cpython(stdlib: Path, name: str) -> None:
-    """Whatever Debian's code chooses before; 3.13 has a package in place of the module."""
-    text = (stdlib / "sysconfig.py").read_text()
-    (stdlib / "sysconfig.py").unlink()
-    (stdlib / name).parent.mkdir(exist_ok=True)
-    (stdlib / name).write_text(text)
-    debian.restore_site_packages(stdlib)
-    namespace: dict = {}
-    exec((stdlib / name).read_text(), namespace)
-    assert namespace["_get_preferred_schemes"]() == {"prefix": "posix_prefix", "home": "posix_home"}
-
-
-def test_distutils_may_be_missing_and_is_corrected_where_it_is_there(stdlib: Path) -> None:
-    """Debian has most of it in a package of its own, and Python 3.12 has none."""
-    (stdlib / "distutils").mkdir()
-    (stdlib / "distutils/sysconfig.py").write_text(DISTUTILS)
-    debian.restore_site_packages(stdlib)
-    namespace: dict = {}
-    exec((stdlib / "distutils/sysconfig.py").read_text(), namespace)
-    assert namespace["is_virtual_environment"]() is True
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -87,13 +64,6 @@ def test_a_text_that_is_not_known_is_refused_by_name(stdlib: Path, name: str, te
         debian.restore_site_packages(stdlib)
     assert "Ubuntu 24.04 (3.12)" in caught.value.cause
     assert "conda-forge" in caught.value.remedy
-
-
-def test_a_sysconfig_that_is_not_there_is_refused(stdlib: Path) -> None:
-    """Only distutils may be missing."""
-    (stdlib / "sysconfig.py").unlink()
-    with pytest.raises(VllmEnvError, match=r"^sysconfig\.py of this Python"):
-        debian.restore_site_packages(stdlib)
 
 
 def test_the_site_hook_reads_pth_files_once_and_leaves_the_path(tmp_path: Path) -> None:

@@ -13,20 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from support.small_build import small_lock
-from support.small_fixtures import copy_slim, workspace_in
-from vllm_env.base.errors import VllmEnvError
+from support.small_fixtures import copy_slim
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.workspace import CHECKOUT
-from vllm_env.layout import LAYOUTS
 from vllm_env.layout.archive import _explained
 from vllm_env.layout.tar import plan_archive, write_archive
-from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import make_relocatable, site_packages
 
 pytestmark = pytest.mark.long
-
-LAYOUT = LAYOUTS["archive"]
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +70,6 @@ def test_the_plan_holds_conda_files_other_files_and_the_activation(packed: Packe
     assert record["link"]["source"] == ""
 
 
-def test_progress_reaches_the_end(packed: Packed) -> None:
-    """The bar goes up to 1."""
-    assert packed.seen == sorted(packed.seen)
-    assert packed.seen[-1] == 1.0
-
-
 def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with other cores gives the same archive."""
     digests = []
@@ -89,33 +77,6 @@ def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypa
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         digests.append(write_archive(plan_archive(prefix), tmp_path / f"{len(cores)}.tar.gz"))
     assert digests[0] == digests[1]
-
-
-def test_an_archive_is_packed_once(prefix: Path, tmp_path: Path) -> None:
-    """The second call takes it from the cache with all its facts, and leaves its time: Triton extracts again otherwise."""
-    workspace = workspace_in(tmp_path / "cache")
-    finished = Prefix(prefix, "key", small_lock(), (), reused=False)
-    first = LAYOUT.pack(workspace, finished)
-    assert first.path == tmp_path / "cache/archives" / f"{LAYOUT.key('key')}.tar.gz"
-    assert (first.identity, first.environment.size) == (file_sha256(first.path), first.path.stat().st_size)
-    facts = first.path.with_name(f"{LAYOUT.key('key')}.json")
-    for file in (first.path, facts):
-        os.utime(file, (1000, 1000))
-    assert LAYOUT.pack(workspace, finished) == dataclasses.replace(first, reused=True)
-    assert first.path.stat().st_mtime == 1000
-    assert facts.stat().st_mtime > 1000  # by which the cache knows what is used
-    assert list(workspace.cache.path("build").iterdir()) == []
-    with first.path.open("r+b") as stream:
-        stream.truncate(first.environment.size - 1)  # through the link of a published model, say
-    assert LAYOUT.pack(workspace, finished) == first
-
-
-def test_a_full_disk_is_found_out_before_packing(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the unpacked size must be free, and nothing is begun without it."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**6}))
-    with pytest.raises(VllmEnvError, match="No space: the archive needs"):
-        LAYOUT.pack(workspace_in(tmp_path), Prefix(prefix, "key", small_lock(), (), reused=False))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_prefix_can_be_packed_by_itself(prefix: Path, packed: Packed, tmp_path: Path) -> None:
@@ -140,8 +101,3 @@ def test_cause_and_remedy_belong_together(message: str, cause: str, remedy: str)
     error = _explained(Path("env.tar.gz"), refused)
     assert cause in error.cause
     assert remedy in error.remedy
-
-
-def test_the_key_follows_the_prefix() -> None:
-    """Another prefix is another archive."""
-    assert LAYOUT.key("a") != LAYOUT.key("b")

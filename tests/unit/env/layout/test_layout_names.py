@@ -6,20 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from vllm_env.layout import LAYOUTS, NAMES, files
+from vllm_env.layout import files
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.publish.model_folder import BUILT_NAMES
 
 ENV = Path(__file__).parents[4] / "env"
-
-
-def test_each_name_is_that_of_its_layout():
-    """The manifest records it, and the next build reads it there."""
-    assert {name: layout.name for name, layout in LAYOUTS.items()} == {name: name for name in NAMES}
-    with pytest.raises(KeyError):
-        LAYOUTS["layout"]
 
 
 def test_all_that_a_layout_places_is_replaced_together():

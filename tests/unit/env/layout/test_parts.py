@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import json
 import shutil
 import subprocess
 import tarfile
@@ -17,7 +16,6 @@ import pytest
 from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import file_sha256
 from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.layout import LAYOUTS, parts
 from vllm_env.layout import unpacked as places
@@ -80,32 +78,6 @@ def test_together_they_are_the_archive(made: Packed, prefix: Path, tmp_path: Pat
     assert set.union(base, *found) == names(tmp_path / "whole.tar.gz") | ADDED
 
 
-def test_the_small_archive_has_what_a_stub_needs_before_it_calls_the_model(made: Packed) -> None:
-    """Interpreter, activation, start-up hook and NumPy with its libraries, and no other package."""
-    base = names(made.path)
-    assert {"bin/python3.11", "bin/activate", f"{SITE}/00_vllm_env.pth", f"{SITE}/_vllm_env_runtime.py"} <= base
-    assert {f"{SITE}/numpy/core.py", f"{SITE}/numpy.libs/libblas.so"} <= base
-    assert not {name for name in base if name.startswith((f"{SITE}/vllm/", f"{SITE}/one.py", f"{SITE}/two."))}
-
-
-def test_the_description_says_what_the_parts_are(made: Packed) -> None:
-    """Digests and sizes of the files, and the modules whose import has them unpacked."""
-    with tarfile.open(made.path) as opened:
-        stream = opened.extractfile(f"{SITE}/{parts_unpack.DESCRIPTION}")
-        assert stream
-        facts = json.load(stream)
-    known = ("sha256", "size", "members", "unpacked")
-    assert facts["parts"] == [
-        {"name": Path(part.name).name} | {field: getattr(part, field) for field in known} for part in made.records[1:]
-    ]
-    assert [file_sha256(parts_folder(made.path) / Path(part.name).name) for part in made.records[1:]] == [
-        part.sha256 for part in made.records[1:]
-    ]
-    assert {"vllm", "one", "two"} <= set(facts["modules"])
-    assert not {"numpy", "_vllm_env_runtime"} & set(facts["modules"])
-    assert facts["unpacked"] == made.environment.unpacked
-
-
 def test_an_import_has_the_parts_unpacked_and_no_other_start_does(made: Packed, tmp_path: Path) -> None:
     """The small archive's own interpreter, with its model's folder as a stub has it in its command line."""
     small, model = tmp_path / "small", tmp_path / "model"
@@ -125,22 +97,6 @@ def test_an_import_has_the_parts_unpacked_and_no_other_start_does(made: Packed, 
         done = subprocess.run([small / "bin/python", script], env=variables, capture_output=True, text=True, check=False)
         assert (tmp_path / "place").exists() == unpacks, done.stderr
     assert str(tmp_path / "place") in done.stdout
-
-
-def test_parts_are_packed_once(made: Packed, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second call takes them from the cache; with a part cut off, it packs them again to the same bytes."""
-    monkeypatch.setattr(parts, "_PART_BYTES", 10**6)
-    workspace = workspace_in(made.path.parents[1])
-    finished = Prefix(prefix, "key", small_lock(), (), reused=False)
-    assert LAYOUT.pack(workspace, finished) == dataclasses.replace(made, reused=True)
-    (entry,) = workspace.cache.entries()
-    assert {made.path, parts_folder(made.path)} <= set(entry.paths)
-    part = made.records[1]
-    file = parts_folder(made.path) / Path(part.name).name
-    with file.open("r+b") as stream:
-        stream.truncate(10)
-    assert LAYOUT.pack(workspace, finished) == made
-    assert file_sha256(file) == part.sha256
 
 
 def test_the_key_follows_the_layout_and_the_code_that_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,17 +188,6 @@ def test_a_prefix_that_has_changed_is_not_linked(made: Packed, prefix: Path, tmp
     assert "one.py is not the file that was packed" in error.value.tail
 
 
-def test_what_a_killed_build_has_left_is_replaced(made: Packed, place: Path, tmp_path: Path) -> None:
-    """It has no mark, so it may be unfinished."""
-    whole = unpack(made, tmp_path / "scratch")
-    (whole / parts_places.MARK).unlink()
-    (whole / "left").touch()
-    whole.with_name(f"{whole.name}.abc").mkdir()
-    again = unpack(made, tmp_path / "again")
-    assert unpacked(place) == [again] == [whole]
-    assert not (again / "left").exists()
-
-
 def test_the_processes_that_write_hold_the_lock(made: Packed, place: Path, tmp_path: Path) -> None:
     """They may outlive a build that is killed, and who has the lock removes the folder that they write to."""
     small = LAYOUT.open(made, None, tmp_path / "scratch", keep=True)
@@ -260,14 +205,6 @@ for number in os.listdir("/proc/self/fd"):
     whole = next(small).path
     assert set(held.read_text().split()) == {f"{whole}.lock"}
     assert len(held.read_text().split()) == len(made.records)
-
-
-def test_a_tree_that_fails_does_not_stay(made: Packed, place: Path, tmp_path: Path) -> None:
-    """The generator is closed before its end."""
-    with contextlib.closing(LAYOUT.open(made, None, tmp_path / "scratch", keep=True)) as trees:
-        next(trees)
-        assert next(trees).path.parent == place
-    assert unpacked(place) == []
 
 
 def test_what_cannot_be_unpacked_leaves_nothing(made: Packed, place: Path, tmp_path: Path) -> None:

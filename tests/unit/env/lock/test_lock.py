@@ -66,32 +66,6 @@ def test_a_password_is_in_no_lock(spec: Spec) -> None:
     check_save(dataclasses.replace(spec, git_url="ssh://git@host/v.git"), spec.path.with_name("mine.toml"))
 
 
-@pytest.mark.long
-def test_a_lock_that_fits_is_taken_without_resolving(spec: Spec, root: Path, channel: Channel) -> None:
-    """What is read is what was written; the interpreter is this machine's, which no lock can pin for another."""
-    lock = _make(spec, root, locked=True)
-    assert lock.wheels == _WHEELS
-    assert lock.conda == channel.layer
-    assert lock.python == channel.layer.packages[0].version
-    assert sum(wheel.size for wheel in lock.wheels) == 100
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"requirements": ("setuptools", "ray")}, "requirements was ['setuptools'] and is ['setuptools', 'ray']"),
-        ({"pin": Pin("release", "1.0.0")}, "pin was 'vllm==0.99.0' and is 'vllm==1.0.0'"),
-        ({"python": "3.12"}, "python was '3.11' and is '3.12'"),
-        ({"torch_backend": "cpu"}, "torch_backend was '' and is 'cpu'"),
-    ],
-)
-def test_locked_names_what_drifted(spec: Spec, root: Path, change: dict[str, object], named: str) -> None:
-    """Each input that differs, with both values."""
-    with pytest.raises(VllmEnvError, match="--locked") as caught:
-        _make(dataclasses.replace(spec, **change), root, locked=True)
-    assert named in caught.value.cause
-
-
 def test_a_lock_of_an_older_triton_fits_a_newer_one_and_not_the_other_way(spec: Spec, root: Path) -> None:
     """NumPy 1 serves every release; NumPy 2 breaks the rule of a release before 24.11, which is named."""
     assert _make(spec, root, "25.08", locked=True).versions()["numpy"] == "1.26.4"
@@ -177,13 +151,6 @@ def test_a_saved_pin_is_built_again_elsewhere(
     assert _make(again, root, locked=True).digest == first.digest
     assert _save(changed, root, file, locked=True).digest == first.digest  # the same command on an empty cache
     assert "the cache only" not in capsys.readouterr().err
-
-
-def test_a_committed_lock_can_be_saved_too(spec: Spec, root: Path, tmp_path: Path) -> None:
-    """Nothing is resolved for it."""
-    file = tmp_path / "kept.toml"
-    assert _save(spec, root, file, locked=True).wheels == _WHEELS
-    assert _make(load_spec("cpu", Overrides(), file), root, locked=True).wheels == _WHEELS
 
 
 def test_a_pin_that_is_not_saved_says_where_its_lock_is(

@@ -53,14 +53,6 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert "/cache/wheels" not in (tmp_path / "pylock.toml").read_text()
 
 
-def test_equal_locks_give_equal_bytes(tmp_path: Path) -> None:
-    """The order in which the resolver names wheels does not count."""
-    lock = small_lock()
-    write_pylock(lock, tmp_path / "a.toml")
-    write_pylock(dataclasses.replace(lock, wheels=lock.wheels[::-1]), tmp_path / "b.toml")
-    assert (tmp_path / "a.toml").read_bytes() == (tmp_path / "b.toml").read_bytes()
-
-
 def test_a_lock_that_is_a_link_stays_one(tmp_path: Path) -> None:
     """Several checkouts may share a lock; what it leads to is written."""
     lock = small_lock()

@@ -60,21 +60,6 @@ def test_a_variable_that_changes_the_wheel_is_in_its_key(name: str, monkeypatch:
     assert len(keys) == 3
 
 
-@pytest.mark.parametrize(
-    "name", ["MAX_JOBS", "NVCC_THREADS", "CMAKE_BUILD_PARALLEL_LEVEL", "VLLM_ENV_CACHE", "VLLM_API_KEY", "CUDA_VISIBLE_DEVICES"]
-)
-def test_a_variable_that_changes_only_the_speed_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel in the cache stays the right one."""
-    first = _key()
-    monkeypatch.setenv(name, "7")
-    assert _key() == first
-
-
-def test_profile_python_and_identity_are_in_the_key() -> None:
-    """vLLM's build for a CPU is another one; an interpreter has its own ABI."""
-    assert len({_key(), _key("cpu"), _key(python="3.11"), _key(identity="other")}) == 4
-
-
 def test_the_precompiled_wheel_counts_by_place_and_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path is the user's; the same path may have another file the next time."""
     monkeypatch.chdir(tmp_path)

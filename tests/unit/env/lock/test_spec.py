@@ -44,12 +44,6 @@ def test_unknown_key_is_refused_with_the_closest_known_one(tmp_path: Path) -> No
     assert error.exit_code == 2
 
 
-def test_unknown_key_like_no_other_lists_the_known_ones(tmp_path: Path) -> None:
-    """A key that resembles none gets the list of keys."""
-    error = _refusal(tmp_path, _GOOD + "zzzzzz = 1\n")
-    assert "torch_backend" in error.remedy
-
-
 def test_unknown_table_is_refused(tmp_path: Path) -> None:
     """``[profil.cpu]`` would otherwise leave the profile out without a word."""
     assert _refusal(tmp_path, _GOOD.replace("profile", "profil")).remedy == "Did you mean profile?"
@@ -159,14 +153,6 @@ def test_an_option_that_the_pin_does_not_use_is_refused(tmp_path: Path, override
     error = _refusal(tmp_path, _GOOD, overrides)
     assert said in error.what
     assert "It is for --vllm" in error.remedy
-
-
-def test_inputs_do_not_depend_on_where_the_file_lies(tmp_path: Path) -> None:
-    """Equal specs in two folders have equal inputs, so they share a lock."""
-    (tmp_path / "other").mkdir()
-    one = load_spec("cpu", Overrides(), _write(tmp_path, _GOOD))
-    other = load_spec("cpu", Overrides(), _write(tmp_path / "other", _GOOD))
-    assert one == other
 
 
 def test_paths_in_a_spec_are_relative_to_the_spec(tmp_path: Path) -> None:

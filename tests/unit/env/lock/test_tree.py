@@ -159,24 +159,6 @@ def test_a_copy_has_the_history_of_its_tree(kind: str, tmp_path: Path) -> None:
     assert commit_of(tree) == head(tree) == head(origin) != head(copy)
 
 
-def test_a_tree_with_changes_has_no_commit(tmp_path: Path) -> None:
-    """Neither with a changed file nor with a new module, which gets into the wheel; a tag changes the history."""
-    tree = make_tree(tmp_path / "tree", git=True)
-    first = history_of(tree)
-    for left in ("build", "dist", "vllm.egg-info"):
-        (tree / left).mkdir()
-        (tree / left / "left").touch()
-    assert commit_of(tree) == first == head(tree)
-    (tree / "vllm" / "new.py").write_text("")
-    assert commit_of(tree) == ""
-    (tree / "vllm" / "new.py").unlink()
-    (tree / "vllm" / "__init__.py").write_text("")
-    assert commit_of(tree) == ""
-    assert history_of(tree) == first
-    _git(tree, "tag", "v1.0.0")
-    assert history_of(tree) == f"v1.0.0-0-g{head(tree)}"
-
-
 def test_a_folder_within_a_checkout_has_no_history(tmp_path: Path) -> None:
     """The checkout around it is not vLLM's."""
     outer = make_tree(tmp_path / "outer", git=True)

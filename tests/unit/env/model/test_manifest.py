@@ -28,7 +28,6 @@ from vllm_env.model.manifest import (
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.triton.elsewhere import ServerRecord
 from vllm_env.triton.stub import Stub
-from vllm_env.verify.tree_rules import Expected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,23 +68,6 @@ def test_what_was_pinned_and_built_is_told(manifest: Manifest) -> None:
     assert datetime.timedelta() <= age < datetime.timedelta(minutes=1)
 
 
-def test_an_unpacked_environment_is_known_by_its_key(tmp_path: Path) -> None:
-    """A folder has no digest."""
-    manifest = describe(tmp_path, packed=False)
-    assert manifest.layout == "directory"
-    assert manifest.archive == EnvironmentRecord("vllm_env", key="p")
-
-
-def test_it_survives_the_file(manifest: Manifest, tmp_path: Path) -> None:
-    """What is read is what was written, and equal manifests are equal text."""
-    manifest = replace(manifest, spec=json.loads(json.dumps(manifest.spec)))  # JSON has lists for tuples
-    (tmp_path / MANIFEST_NAME).write_text(manifest.to_json())
-    read = read_manifest(tmp_path)
-    assert read == manifest
-    assert read
-    assert read.to_json() == manifest.to_json()
-
-
 def test_the_file_is_what_the_served_model_and_older_versions_know(manifest: Manifest) -> None:
     """The names of format 1, on which 1/model.py and every published model depend."""
     document = json.loads(manifest.to_json())
@@ -107,11 +89,6 @@ def test_a_manifest_of_an_older_version_is_read(manifest: Manifest, tmp_path: Pa
     assert read.archive == EnvironmentRecord("vllm_env", key="p")
 
 
-def test_no_manifest_is_none(tmp_path: Path) -> None:
-    """A folder that was never built is no error."""
-    assert read_manifest(tmp_path) is None
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "unknown": 2}', '{"format": 1, "vllm": null}'])
 def test_a_damaged_manifest_says_so(tmp_path: Path, text: str) -> None:
     """A cut-off or foreign file is named, with what to do."""
@@ -119,16 +96,6 @@ def test_a_damaged_manifest_says_so(tmp_path: Path, text: str) -> None:
     with pytest.raises(VllmEnvError, match="damaged") as caught:
         read_manifest(tmp_path)
     assert caught.value.remedy
-
-
-@pytest.mark.parametrize("part", ["vllm", "archive", "stub"])
-def test_a_part_with_a_key_that_nobody_knows_is_damaged(manifest: Manifest, tmp_path: Path, part: str) -> None:
-    """A typing error in a part is no reason for a traceback either."""
-    document = json.loads(manifest.to_json())
-    document[part]["sha265"] = "x"
-    (tmp_path / MANIFEST_NAME).write_text(json.dumps(document))
-    with pytest.raises(VllmEnvError, match=r"damaged: .*sha265"):
-        read_manifest(tmp_path)
 
 
 def test_a_layout_that_nobody_knows_is_damaged(manifest: Manifest, tmp_path: Path) -> None:
@@ -156,14 +123,6 @@ def test_another_format_is_not_misread(manifest: Manifest, tmp_path: Path) -> No
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(json.loads(manifest.to_json()) | {"format": 99}))
     with pytest.raises(VllmEnvError, match="format 99"):
         read_manifest(tmp_path)
-
-
-@pytest.mark.parametrize("distribution", ["vllm", "VLLM"])
-def test_what_the_environment_must_be_follows_from_it(tmp_path: Path, distribution: str) -> None:
-    """For ``verify``: the stub's Python and release, vLLM under its normalised name."""
-    versions = {"numpy": "1.26.4", "setuptools": "84.2.1", "vllm": "0.99.0"}
-    expected = describe(tmp_path, distribution=distribution).expected()
-    assert expected == Expected("3.11", "24.10", versions)
 
 
 def test_a_model_without_a_stub_names_the_servers_that_have_one(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from vllm_env.prefix.machine_libraries import (
 )
 from vllm_env.prefix.needed_libraries import NeededLibraries, find_needed_libraries
 
-_SHELL = "#!/bin/sh\ncat <<'END'\n%s\nEND\n"
-
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -124,14 +122,6 @@ def test_tells_which_library_asks_for_a_newer_c_library() -> None:
     found = NeededLibraries((), (2, 34))
     old, equal, newer = (AddedLibrary(f"lib{v}.so", Path("x"), (2, v)) for v in (9, 34, 36))
     assert newer_glibc((old, equal, newer), found) == (newer,)
-
-
-def test_reports_the_c_library_that_a_copy_asks_for(machine: Path, tmp_path: Path) -> None:
-    """It is read from the file, not assumed."""
-    clock = make_library(tmp_path / "linker", "libclock.so.1", "GLIBC_2.99")
-    make_library(machine, "libasks.so.1", needs=(clock,), symbol="other", uses="answer")
-    added = add_libraries({"libasks.so.1": machine / "libasks.so.1"}, tmp_path / "env")
-    assert added[0].glibc == (2, 99)
 
 
 def test_a_library_of_the_triton_that_serves_comes_first(machine: Path, tmp_path: Path) -> None:

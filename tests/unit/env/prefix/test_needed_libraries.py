@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.elf_files import make_library, make_program
+from support.elf_files import make_library
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.prefix.needed_libraries import (
     Need,
@@ -139,15 +139,6 @@ def test_a_tolerated_file_is_told_and_others_are_not_excused(packages: Path, tmp
     }
 
 
-def test_the_newest_version_that_is_asked_of_the_machine(packages: Path, tmp_path: Path) -> None:
-    """Of all files: a program that is linked against a C library of a newer version sets it for the environment."""
-    make_program(packages / "demo", (_absent(tmp_path, "libanswer.so.1"),))
-    assert (2, 2) <= _find(packages).glibc < (2, 99)
-    newer = make_library(tmp_path / "linker", "libc.so.6", "GLIBC_2.99")
-    make_library(packages / "newer", "demo.so", symbol="demo", needs=(newer,), uses="answer")
-    assert _find(packages).glibc == (2, 99)
-
-
 def test_the_message_names_file_library_packages_and_remedy(tmp_path: Path) -> None:
     """Seen: vLLM's CPU kernels without libnuma, which passed every check and ended in EngineCore."""
     numa = make_library(tmp_path / "linker", "libnuma.so.1")
@@ -165,8 +156,3 @@ def test_many_libraries_are_counted_and_not_listed() -> None:
     with pytest.raises(VllmEnvError, match="and 5 more") as caught:
         check_missing_libraries(found)
     assert "libpart8" not in str(caught.value)
-
-
-def test_a_complete_environment_passes() -> None:
-    """Nothing is missing, nothing is said."""
-    check_missing_libraries(_lacking())

@@ -10,37 +10,10 @@ import pytest
 from support.small_build import small_lock
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.lock.pylock import LockedWheel
 from vllm_env.prefix.prefix import make_prefix, prefix_key
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def test_the_key_is_of_lock_profile_and_rules() -> None:
-    """What changes the prefix's bytes changes the key, and nothing else does."""
-    lock = small_lock()
-    key = prefix_key(lock, ())
-    assert prefix_key(small_lock(folder="/elsewhere", commit="c" * 40), ()) == key
-    assert prefix_key(lock, ("tests",)) != key
-    assert prefix_key(lock, ("no-such-rule",)) == key
-    other = LockedWheel("x", "1", "x-1-py3-none-any.whl", "5" * 64)
-    assert prefix_key(dataclasses.replace(lock, wheels=(*lock.wheels, other)), ()) != key
-    cuda = dataclasses.replace(lock, spec=dataclasses.replace(lock.spec, profile="cuda"))
-    assert prefix_key(cuda, ()) != key
-
-
-def test_a_cached_prefix_is_taken_with_its_report(tmp_path: Path) -> None:
-    """Nothing is installed; which rules have removed something is still known for the manifest."""
-    lock = small_lock()
-    folder = tmp_path / "prefixes" / prefix_key(lock, ())
-    (folder / "env").mkdir(parents=True)
-    (folder / ".complete").touch()
-    prefix = make_prefix(workspace_in(tmp_path), lock)
-    assert prefix.reused
-    assert prefix.path == folder / "env"
-    assert prefix.python == folder / "env/bin/python"
-    assert {"tests", "manuals", "intel-offload"} <= {*prefix.left_out}
 
 
 @pytest.mark.parametrize(

@@ -93,13 +93,6 @@ def test_what_is_printed_is_utf8(prefix: Path, bare_prefix: Path) -> None:
     assert "UnicodeEncodeError" in output
 
 
-def test_children_are_utf8_too(prefix: Path) -> None:
-    """A spawned child inherits what makes it UTF-8 from its first line on."""
-    variables = _environ(prefix, **_ASCII)
-    assert variables["PYTHONUTF8"] == "1"
-    assert variables["LC_ALL"].upper().replace("-", "").endswith("UTF8")
-
-
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}:/nonexistent", "../{.name}"])
 def test_pythonpath_does_not_leak_in(prefix: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of the server's or the user's PYTHONPATH does not shadow the pinned one, however it is written."""
@@ -146,14 +139,6 @@ def test_a_variable_of_the_users_wins(prefix: Path) -> None:
     assert _environ(prefix, TORCHINDUCTOR_CACHE_DIR="/own")["TORCHINDUCTOR_CACHE_DIR"] == "/own"
 
 
-def test_without_its_variables_the_hook_does_the_rest(prefix: Path, tmp_path: Path) -> None:
-    """They only save time; without the file nothing is printed and the programs come first."""
-    bare = tmp_path / "env"
-    shutil.copytree(prefix, bare, symlinks=True)
-    (site_packages(bare) / "_vllm_env_variables.txt").unlink()
-    assert _environ(bare)["PATH"] == f"{bare}/bin:/usr/bin:/bin"
-
-
 def test_the_hook_runs_before_the_packages_own(prefix: Path) -> None:
     """.pth files run in the order of their names; packages' ones already need UTF-8."""
     names = sorted(p.name for p in site_packages(prefix).glob("*.pth"))
@@ -182,12 +167,6 @@ def test_engine_processes_end_with_their_owner(prefix: Path, how: str) -> None:
         child.wait()
 
 
-def test_the_owner_itself_and_strangers_live_on(prefix: Path) -> None:
-    """Without an owner, or as the owner, nothing is watched."""
-    assert _run(prefix, "print('lives')") == "lives"
-    assert _run(prefix, "print('lives')", TRITON_VLLM_OWNER_PID="not a pid") == "lives"
-
-
 def test_an_owner_of_another_machine_is_nobodys(prefix: Path) -> None:
     """A Ray worker has the owner's variables of another machine: the id is taken for that of a process here otherwise."""
     owner = subprocess.Popen([sys.executable, "-c", ""])
@@ -207,12 +186,6 @@ def test_a_child_whose_owner_is_already_dead_ends_at_once(prefix: Path) -> None:
     output, _ = child.communicate()
     assert child.returncode == 1
     assert "lives" not in output
-
-
-def test_imports_are_not_held_up_by_garbage_collection(prefix: Path, bare_prefix: Path) -> None:
-    """A list that grows is walked less than a tenth as often as without the hook."""
-    code = "import gc; kept = [[] for _ in range(500_000)]; print(sum(s['collections'] for s in gc.get_stats()))"
-    assert int(_run(prefix, code)) * 10 < int(_run(bare_prefix, code))
 
 
 def test_the_stub_and_its_children_write_no_bytecode(prefix: Path) -> None:

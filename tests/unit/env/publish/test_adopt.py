@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,9 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout import LAYOUTS
 from vllm_env.model.files import check_model_folder
 from vllm_env.publish import publish as publishing
-from vllm_env.publish.adopt import read_adoption, refuse_target, stage_template
+from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.publish.exchange import STAGING
-from vllm_env.publish.model_folder import BuiltSet, set_environment_path, stage_candidate, write_set
+from vllm_env.publish.model_folder import BuiltSet, set_environment_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,37 +174,6 @@ def test_without_its_configuration_it_gets_only_what_it_lacks(
     assert (target / "vllm_env.tar.gz").read_text() == "two"
 
 
-@pytest.mark.usefixtures("_way")
-def test_a_second_file_of_engine_arguments_is_not_missing(
-    workspace: Workspace,
-    official: Path,
-    target: Path,
-) -> None:
-    """The user has removed it and edited the other one: they would differ. Adapters come back."""
-    (official / "vllm_engine_args.json").write_text(json.dumps(ARGUMENTS))
-    adopt(workspace, official, target)
-    edited = {"model": "other", "enable_lora": True}
-    (target / "1/model.json").write_text(json.dumps(edited))
-    for name in ("vllm_engine_args.json", "config.pbtxt", "1/multi_lora.json"):
-        (target / name).unlink()
-    adapters = {"sql": str(official / "adapters/sql"), "hub": "org/name"}
-    own = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz").own
-    assert own == {"1/model.json": edited, "1/multi_lora.json": adapters}
-    adopt(workspace, official, target)
-    assert not (target / "vllm_engine_args.json").exists()
-    assert json.loads((target / "1/multi_lora.json").read_text()) == adapters
-
-
-def test_a_plain_build_keeps_the_code(workspace: Workspace, official: Path, target: Path) -> None:
-    """It takes an adopted model as its own: what the user has edited in the code stays."""
-    adopt(workspace, official, target)
-    (target / "1/model.py").write_text("# edited\n")
-    made = workspace.cache.root / "made"
-    built = BuiltSet(made / "stub-one", made / "environment-one", LAYOUTS["archive"], manifest(official), "{}")
-    publishing.publish(workspace, built, target.parent, target.name, TEMPLATE)
-    assert (target / "1/model.py").read_text() == "# edited\n"
-
-
 def test_what_will_be_made_is_shown(official: Path, target: Path) -> None:
     """Configuration and rewritten arguments as a diff; what stays in SOURCE by name."""
     (official / "1/model.py").write_text("# mine\n")
@@ -226,17 +194,6 @@ def test_what_will_be_made_is_shown(official: Path, target: Path) -> None:
     assert not target.parents[1].exists()
 
 
-def test_arguments_without_a_path_of_the_folder_are_copied_as_they_are(
-    workspace: Workspace, official: Path, target: Path
-) -> None:
-    """The official tutorial's file names a model on the hub."""
-    text = '{\n    "model":"facebook/opt-125m",\n    "disable_log_requests": true,\n    "gpu_memory_utilization": 0.5\n}\n'
-    (official / "1/model.json").write_text(text)
-    adopt(workspace, official, target)
-    assert (target / "1/model.json").read_text() == text
-    assert (target / "1/multi_lora.json").read_bytes() == (official / "1/multi_lora.json").read_bytes()
-
-
 def test_the_same_arguments_twice_stay_the_same(workspace: Workspace, official: Path, target: Path) -> None:
     """However they are written; the path becomes absolute in both files."""
     (official / "vllm_engine_args.json").write_text(json.dumps(dict(reversed(ARGUMENTS.items())), indent=4))
@@ -244,17 +201,6 @@ def test_the_same_arguments_twice_stay_the_same(workspace: Workspace, official: 
     check_model_folder(target)
     for name in ("vllm_engine_args.json", "1/model.json"):
         assert json.loads((target / name).read_text())["model"] == str(official / "weights")
-
-
-def test_a_version_folder_that_is_a_link_is_read(workspace: Workspace, official: Path, target: Path) -> None:
-    """The new one is a folder."""
-    (official / "1").rename(official.parent / "elsewhere")
-    (official / "1").symlink_to("../elsewhere")
-    before = snapshot(official.parent)
-    adopt(workspace, official, target)
-    assert snapshot(official.parent) == before
-    assert not (target / "1").is_symlink()
-    assert (target / "1/model.json").is_file()
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -276,122 +222,6 @@ def test_a_version_folder_that_is_the_model_is_read(
     assert taken <= names(target)
     assert "1/x.safetensors" not in names(target)
     assert json.loads((target / "1/model.json").read_text()) == {"model": str(official / "1")}
-
-
-def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, tmp_path: Path, workspace: Workspace) -> None:
-    """The candidate of the smoke run has the code, the configuration and the adopted model's own arguments."""
-
-    def candidate(folder: Path) -> Path:
-        adoption = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz")
-        template = stage_template(adoption, TEMPLATE, folder / "template")
-        made = workspace.cache.root / "made"
-        built = BuiltSet(made / "stub-one", made / "environment-one", LAYOUTS["archive"], "{}", "{}", adopted_from=official)
-        stage_candidate(built, target, template, folder / "new")
-        return folder / "new"
-
-    made = workspace.cache.root / "made"
-    made.mkdir(parents=True)
-    for name in ("stub-one", "environment-one"):
-        (made / name).write_text("one")
-    new = candidate(tmp_path / "first")
-    assert 'backend: "python"' in (new / "config.pbtxt").read_text()
-    assert {"model.json", "multi_lora.json", "model.py", "triton_vllm"} == {p.name for p in (new / "1").iterdir()}
-    adopt(workspace, official, target)
-    (target / "1/triton_vllm/request/contract.py").write_text("# old\n")
-    (target / "1/model.json").write_text('{"model": "other"}')
-    new = candidate(tmp_path / "second")
-    assert (new / "1/triton_vllm/request/contract.py").read_bytes() == (
-        TEMPLATE / "1/triton_vllm/request/contract.py"
-    ).read_bytes()
-    assert (new / "1/model.json").read_text() == '{"model": "other"}'
-    (target / "config.pbtxt").unlink()
-    (target / "1/multi_lora.json").unlink()
-    new = candidate(tmp_path / "third")
-    assert 'backend: "python"' in (new / "config.pbtxt").read_text()
-    assert (new / "1/model.json").read_text() == '{"model": "other"}'
-    assert (new / "1/multi_lora.json").is_file()
-    assert (new / "1/triton_vllm/request/contract.py").read_text() != "# old\n"
-
-
-def _arguments(text: str) -> Callable[[Path], object]:
-    return lambda model: (model / "1/model.json").write_text(text)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _arguments(json.dumps({"model": "a" * 5000, "tokenizer": "b\0"})),
-        lambda model: (
-            (model / "1/model.json").write_text('{"model": "weights"}'),
-            (model / "1/multi_lora.json").write_text("broken"),
-        ),
-        lambda model: (model / "01").mkdir(),
-        lambda model: (model / "loop").symlink_to("loop"),
-        lambda model: (model / "1/self").symlink_to(".."),
-    ],
-    ids=["no path", "adapters that nobody reads", "a folder that Triton ignores", "a loop", "a link upwards"],
-)
-def test_what_harms_nothing_is_no_reason_to_refuse(
-    workspace: Workspace, official: Path, target: Path, change: Callable[[Path], object]
-) -> None:
-    """The official backend serves such a model as well, or its server ignores it."""
-    change(official)
-    adopt(workspace, official, target)
-    assert 'backend: "python"' in (target / "config.pbtxt").read_text()
-
-
-def test_a_file_that_cannot_be_copied_is_named(
-    workspace: Workspace, official: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Permissions say nothing to root, so the copy itself fails here."""
-
-    def fails(source: Path, _: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(source))
-
-    before = snapshot(official)
-    monkeypatch.setattr(shutil, "copy2", fails)
-    with pytest.raises(VllmEnvError, match=r"opt cannot be copied: Permission denied \(.*chat.jinja") as caught:
-        adopt(workspace, official, target)
-    assert caught.value.remedy
-    assert snapshot(official) == before
-    assert not target.exists()
-
-
-def test_an_empty_target_is_free(workspace: Workspace, official: Path, target: Path) -> None:
-    """A build that was killed while it published in place may leave one, with what it staged."""
-    (target / f"{STAGING}abcd1234" / "vllm_env").mkdir(parents=True)
-    adopt(workspace, official, target)
-    assert (target / "vllm_env.json").is_file()
-
-
-def test_a_target_whose_code_is_in_source_is_refused(workspace: Workspace, official: Path, target: Path) -> None:
-    """Its code would be replaced where the link leads."""
-    adopt(workspace, official, target)
-    shutil.rmtree(target / "1")
-    (target / "1").symlink_to(official / "1")
-    before = snapshot(official.parents[1])
-    with pytest.raises(VllmEnvError, match="1 is a link or a mount point"):
-        refuse_target(official, target)
-    assert snapshot(official.parents[1]) == before
-
-
-@pytest.mark.usefixtures("_way")
-def test_a_target_that_came_during_the_build_is_refused(
-    workspace: Workspace, official: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The build takes minutes, and two may run."""
-    staged = stage_template
-
-    def staging(*arguments: object) -> Path:
-        target.mkdir(parents=True)
-        (target / "config.pbtxt").write_text("")
-        return staged(*arguments)
-
-    monkeypatch.setitem(globals(), "stage_template", staging)
-    with pytest.raises(VllmEnvError, match="exists, and its manifest"):
-        adopt(workspace, official, target)
-    assert names(target) == {"config.pbtxt"}
-    assert (target / "config.pbtxt").read_text() == ""
 
 
 @pytest.mark.usefixtures("_way")
@@ -420,32 +250,6 @@ def test_a_publish_that_ends_early_changes_nothing(
     adopt(workspace, official, target, "three")
     assert (target / "vllm_env.tar.gz").read_text() == "three"
     assert snapshot(official) == before
-
-
-@pytest.mark.usefixtures("_way")
-def test_code_that_cannot_be_staged_changes_nothing(
-    workspace: Workspace,
-    official: Path,
-    target: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A disk that is full by then: what was adopted before is as it was."""
-    adopt(workspace, official, target)
-    (target / "1/model.py").write_text("# old\n")
-    before = {name: (target / name).read_bytes() for name in names(target)}
-    real = write_set
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    def filling(*arguments: object) -> None:
-        real(*arguments)
-        monkeypatch.setattr(shutil, "copytree", full)
-
-    monkeypatch.setattr(publishing, "write_set", filling)
-    with pytest.raises(VllmEnvError, match="No space left"):
-        adopt(workspace, official, target, "two")
-    assert {name: (target / name).read_bytes() for name in names(target)} == before
 
 
 def _new(model: Path) -> None:

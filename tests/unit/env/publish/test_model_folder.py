@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from support.repositories import CHECKOUT
 from vllm_env.layout import LAYOUTS
 from vllm_env.publish.model_folder import (
-    BUILT_NAMES,
     BuiltSet,
     copy_code,
     set_environment_path,
@@ -19,7 +17,6 @@ from vllm_env.publish.model_folder import (
     stage_model,
     write_set,
 )
-from vllm_env.serve.smoke import copy_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,16 +82,6 @@ def test_a_model_that_is_not_whole_is_completed(built: BuiltSet, tmp_path: Path,
     assert (tmp_path / "new/1/model.py").read_bytes() == (_TEMPLATE / "1/model.py").read_bytes()
 
 
-def test_the_candidate_can_be_served(built: BuiltSet, model: Path, tmp_path: Path) -> None:
-    """The smoke run's own copy of it has all but the archive, which it names."""
-    stage_candidate(built, model, _TEMPLATE, tmp_path / "new")
-    copy_model(tmp_path / "new", tmp_path / "copy", {"model": "x"})
-    names = ["triton_python_backend_stub", "vllm_engine_args.json", "vllm_env.json"]
-    assert _files(tmp_path / "copy") == ["1/model.py", "1/own/code.py", "config.pbtxt", *names]
-    assert f'"{tmp_path}/new/vllm_env.tar.gz"' in (tmp_path / "copy" / "config.pbtxt").read_text()
-    assert json.loads((tmp_path / "copy" / "vllm_engine_args.json").read_text()) == {"model": "x"}
-
-
 def test_code_is_followed_and_data_is_not(tmp_path: Path) -> None:
     """Links to a model.py and to a package that several models share; weights, a folder of data and what is not there."""
     version, shared, copy = tmp_path / "vllm" / "1", tmp_path / "shared", tmp_path / "copy"
@@ -116,17 +103,6 @@ def _unpacked(folder: Path) -> BuiltSet:
     (folder / "cache" / "bin" / "python").symlink_to("python3.11")
     (folder / "stub").write_text("stub")
     return BuiltSet(folder / "stub", folder / "cache", LAYOUTS["directory"], "{}", "{}")
-
-
-@pytest.mark.parametrize("linked", [True, False])
-def test_an_unpacked_environment_is_linked_only_where_nobody_edits_it(tmp_path: Path, linked: bool) -> None:
-    """A published one is a copy: the cache must not change with what a user edits there."""
-    write_set(_unpacked(tmp_path), tmp_path / "model", linked=linked)
-    placed = tmp_path / "model" / "vllm_env" / "bin"
-    assert (placed / "python3.11").samefile(tmp_path / "cache" / "bin" / "python3.11") is linked
-    assert (placed / "python").is_symlink()
-    names = ["vllm_env.cdx.json", "vllm_env.json", "vllm_env/bin/python", "vllm_env/bin/python3.11"]
-    assert _files(tmp_path / "model") == ["triton_python_backend_stub", *names]
 
 
 def test_a_candidate_shares_the_caches_files_and_a_published_model_does_not(tmp_path: Path) -> None:
@@ -187,11 +163,6 @@ def test_the_stubs_libraries_are_next_to_it(tmp_path: Path) -> None:
     (old / "stub_lib" / "libpython3.10.so.1.0").touch()
     stage_model(built, old, _TEMPLATE, tmp_path / "model")
     assert [path.name for path in (tmp_path / "model" / "stub_lib").iterdir()] == [library.name]
-
-
-def test_the_manifest_is_placed_last() -> None:
-    """In place, the manifest is what makes the new set valid."""
-    assert BUILT_NAMES[-1] == "vllm_env.json"
 
 
 def test_completing_writes_through_no_hard_link(tmp_path: Path, built: BuiltSet, model: Path) -> None:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import io
 import json
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support.patience import LIMIT, wait_for
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
@@ -158,99 +150,6 @@ def test_a_missing_file_of_the_user_is_not_put_back(built: BuiltSet, repository:
     assert not (model / "vllm_engine_args.json").exists()
 
 
-def test_what_a_person_changes_is_no_tracked_file() -> None:
-    """Git knows the example only."""
-    tracked = subprocess.check_output(["git", "ls-files", "model_repository"], cwd=CHECKOUT, text=True).splitlines()
-    assert "model_repository/vllm/vllm_engine_args.example.json" in tracked
-    assert "model_repository/vllm/vllm_engine_args.json" not in tracked
-
-
-def test_a_half_made_model_is_completed(built: BuiltSet, repository: Path, way: str) -> None:
-    """A first publish that was cut off left some files; without config.pbtxt they are no model, and the rest is added."""
-    (repository / "vllm" / "1").mkdir(parents=True)
-    (repository / "vllm" / "1" / "unpacked.py").touch()
-    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
-    assert (model / "1/model.py").exists()
-    assert (model / "config.pbtxt").exists()
-    assert (model / "1/unpacked.py").exists()
-
-
-def test_a_new_model_does_not_get_the_templates_caches(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:
-    """The template is a model that may have been warmed itself, for another environment and other arguments."""
-    template = tmp_path / "template"
-    shutil.copytree(_TEMPLATE, template, ignore=shutil.ignore_patterns("vllm_cache", "vllm_env*"))
-    (template / "vllm_cache").mkdir()
-    (template / "vllm_cache" / "warm.json").write_text("the template's")
-    assert not (publish(_WORKSPACE, built, repository, "vllm", template) / "vllm_cache").exists()
-
-
-@pytest.mark.long
-def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) -> None:
-    """While sets are exchanged many times, an opened folder never holds a mix of manifest, archive and stub."""
-    sets = [_built(tmp_path / "cache", tag) for tag in ("one", "two")]
-    model = publish(_WORKSPACE, sets[0], repository, "vllm", _TEMPLATE)
-    seen: list[set[str]] = []
-    done = threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            folder = os.open(model, os.O_RDONLY | os.O_DIRECTORY)  # as a reader that opened the folder once
-            try:
-                texts = [_read(name, folder) for name in ("vllm_env.json", "vllm_env.tar.gz", "triton_python_backend_stub")]
-            except FileNotFoundError:  # the old folder is removed after the exchange
-                continue
-            finally:
-                os.close(folder)
-            seen.append({json.loads(texts[0])["tag"], *texts[1:]})
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    number, until = 0, time.monotonic() + LIMIT
-    while number < 60 or (time.monotonic() < until and not (len(seen) > 20 and {"one"} in seen and {"two"} in seen)):
-        publish(_WORKSPACE, sets[number % 2], repository, "vllm", _TEMPLATE)
-        assert model.is_dir()
-        number += 1
-    done.set()
-    reader.join()
-    assert len(seen) > 20
-    assert {frozenset(tags) for tags in seen} == {frozenset({"one"}), frozenset({"two"})}
-
-
-def _read(name: str, folder: int) -> str:
-    handle = os.open(name, os.O_RDONLY, dir_fd=folder)
-    with os.fdopen(handle) as stream:
-        return stream.read()
-
-
-def test_staging_of_a_dead_build_is_removed(built: BuiltSet, repository: Path, way: str) -> None:
-    """Beside the repository and inside the model: the next build of the model tidies up."""
-    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
-    for place in (repository.parent, model):
-        (place / f"{STAGING}abcd1234" / "vllm").mkdir(parents=True)
-    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
-    assert _no_strays(repository)
-
-
-def test_it_waits_for_another_build_and_says_so(
-    built: BuiltSet, repository: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two builds of one repository do not tear each other's set, wherever their caches are."""
-    repository.mkdir()
-    handle = os.open(repository, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    thread = threading.Thread(target=publish, args=(_WORKSPACE, built, repository, "vllm", _TEMPLATE))
-    said = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", said)
-    thread.start()
-    wait_for(lambda: "\n" in said.getvalue(), "the word that it waits")
-    assert thread.is_alive()
-    assert not (repository / "vllm").exists()
-    os.close(handle)
-    thread.join(LIMIT)
-    assert _tags(repository / "vllm") == {"one"}
-    assert said.getvalue() == f"another build publishes in {repository}; waiting for it to end\n"
-
-
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_old_set_and_no_trace(
     built: BuiltSet, repository: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -305,47 +204,6 @@ def test_a_new_model_that_fails_in_place_is_removed(
     assert _tags(publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)) == {"one"}
 
 
-def test_in_place_the_configuration_comes_after_what_it_needs(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For a server that polls. The manifest, which makes the set valid, is last."""
-    monkeypatch.setattr(module, "staging_place", lambda _: None)
-    model = repository / "vllm"
-    then: set[str] = set()
-    real = shutil.move
-
-    def moving(source: Path, place: Path) -> None:
-        if place.name == "config.pbtxt":
-            then.update(str(path.relative_to(model)) for path in model.rglob("*") if path.is_file())
-            assert '"$$TRITON_MODEL_DIRECTORY/vllm_env"' in source.read_text()
-        real(source, place)
-
-    monkeypatch.setattr(shutil, "move", moving)
-    built = _built(tmp_path / "cache", "one", "directory")
-    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
-    code = {"1/model.py", "1/triton_vllm/engine/engine.py", "vllm_engine_args.json"}
-    assert code | {"vllm_env/bin/activate", "triton_python_backend_stub"} <= then
-    assert not {"config.pbtxt", "vllm_env.json"} & then
-    assert (model / "vllm_env.json").is_file()
-
-
-def test_an_archive_of_another_file_system_is_copied(repository: Path, elsewhere: Path) -> None:
-    """Where no hard link is possible the bytes are copied."""
-    model = publish(_WORKSPACE, _built(elsewhere, "one"), repository, "vllm", _TEMPLATE)
-    assert _tags(model) == {"one"}
-    assert _mode(model / "vllm_env.tar.gz") == 0o644
-
-
-def test_a_link_to_the_model_stays_a_link(built: BuiltSet, repository: Path, tmp_path: Path) -> None:
-    """A user may keep the model elsewhere and link it into the repository."""
-    elsewhere = publish(_WORKSPACE, built, tmp_path / "elsewhere", "vllm", _TEMPLATE)
-    repository.mkdir()
-    (repository / "vllm").symlink_to(elsewhere)
-    publish(_WORKSPACE, _built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
-    assert (repository / "vllm").is_symlink()
-    assert _tags(elsewhere) == {"two"}
-
-
 def test_a_repository_that_is_a_file_is_refused_early(tmp_path: Path) -> None:
     """Before the long work: the path, the reason, the remedy."""
     (tmp_path / "file").touch()
@@ -360,51 +218,6 @@ def test_a_model_that_could_not_be_made_is_refused_early(repository: str, model:
     with pytest.raises(VllmEnvError, match=f"--model-repository {repository} cannot be written: ") as caught:
         check_writable(Path(repository), model)
     assert "Name another folder" in caught.value.remedy
-
-
-def test_the_check_leaves_nothing(tmp_path: Path) -> None:
-    """In a new repository, in an old one, and in a model that a server may watch, whose time stays, too."""
-    model = tmp_path / "models" / "vllm"
-    check_writable(model.parent, "vllm")
-    assert list(tmp_path.iterdir()) == []
-    model.mkdir(parents=True)
-    before = model.stat()
-    check_writable(model.parent, "vllm")
-    assert list(model.iterdir()) == []
-    assert model.stat().st_mtime_ns == before.st_mtime_ns
-
-
-@pytest.mark.parametrize(("mode", "below"), [(0o555, "models"), (0o555, ""), (0o700, "closed/models")])
-def test_a_repository_that_cannot_be_written_is_refused_early(mode: int, below: str) -> None:
-    """No permission, or a folder above that may not be entered: known before the build."""
-    if mode == 0o700 and os.geteuid() != 0:
-        pytest.skip("only root can make a folder and become somebody who may not enter it")
-    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_"))
-    try:
-        folder.chmod(mode)
-        assert _refusal_of_nobody(folder / below).startswith(f"--model-repository {folder / below} cannot be written")
-    finally:
-        folder.chmod(0o700)
-        shutil.rmtree(folder)
-
-
-def _refusal_of_nobody(repository: Path) -> str:
-    """Ask as a user without rights, in a fork: root may write everywhere."""
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setuid(65534)
-            check_writable(repository, "vllm")
-            os.write(send, b"accepted")
-        except BaseException as error:
-            os.write(send, str(error).encode())
-        os._exit(0)
-    os.close(send)
-    os.waitpid(child, 0)
-    with os.fdopen(receive) as stream:
-        return stream.read()
 
 
 def test_a_set_without_a_stub_leaves_none(way: str, tmp_path: Path, repository: Path) -> None:
@@ -462,8 +275,3 @@ def test_the_count_is_written_if_it_is_given(built: BuiltSet, repository: Path, 
     assert "count: 5 # mine" in mine
     publish(_WORKSPACE, replace(built, count=2), repository, "vllm", _TEMPLATE)
     assert _config(model) == mine.replace("count: 5", "count: 2")
-
-
-def test_a_new_model_has_one_instance(built: BuiltSet, repository: Path, way: str) -> None:
-    """Every vLLM can serve it."""
-    assert "\n    count: 1\n" in _config(publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from vllm_env.serve.processes import MARKER, end, is_alive, members, traces, wait_gone
+from vllm_env.serve.processes import MARKER, end, is_alive, members, traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,13 +66,6 @@ def _zombie(start: Start) -> psutil.Popen:
 
 def _child_of(parent: psutil.Popen) -> psutil.Process:
     return psutil.Process(int(parent.stdout.readline()))
-
-
-def test_a_process_of_the_servers_session_is_a_member(start: Start) -> None:
-    """By the session alone, which a child inherits; another's session does not count."""
-    leader, other = start(_SLEEP), start(_SLEEP)
-    assert members(leader.pid, "no such marker") == [leader]
-    assert other not in members(leader.pid, "no such marker")
 
 
 def test_a_marked_process_is_a_member_wherever_it_runs(start: Start) -> None:
@@ -145,13 +137,6 @@ def test_traces_are_found_while_the_processes_live(start: Start) -> None:
         shutil.rmtree(folder)
 
 
-def test_traces_of_a_process_that_has_ended_are_none(start: Start) -> None:
-    """It may end at any moment of the look."""
-    ended = start("")
-    ended.wait()
-    assert traces([ended]) == set()
-
-
 def test_processes_are_asked_before_they_are_killed(start: Start) -> None:
     """SIGTERM lets a server tidy up; what ignores it is killed after the grace."""
     deaf, willing = start(_DEAF), start(_SLEEP)
@@ -159,11 +144,3 @@ def test_processes_are_asked_before_they_are_killed(start: Start) -> None:
     end([willing], grace=60)
     end([deaf], grace=0.5)
     assert (deaf.wait(), willing.wait()) == (-signal.SIGKILL, -signal.SIGTERM)
-
-
-def test_who_is_not_gone_in_time_is_named(start: Start) -> None:
-    """Those that are gone, zombies included, are not waited for."""
-    lives, zombie = start(_SLEEP), _zombie(start)
-    assert wait_gone([lives, zombie], timeout=0.5) == [lives]
-    lives.kill()
-    assert wait_gone([lives, zombie], timeout=math.inf) == []

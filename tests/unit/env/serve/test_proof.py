@@ -13,7 +13,7 @@ from support.small_fixtures import workspace_in
 from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 from vllm_env.serve import proof as module
-from vllm_env.serve.proof import Subject, recall, remember, state_before_run
+from vllm_env.serve.proof import Subject, recall, remember
 from vllm_env.serve.smoke import SmokeResult
 
 if TYPE_CHECKING:
@@ -63,20 +63,6 @@ def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
     return Subject(tmp_path / "models/opt", _MANIFEST, tmp_path / "triton")
 
 
-def test_a_result_comes_back_as_it_was(cache: Cache, subject: Subject) -> None:
-    """With the mark that it is an earlier one. Bytecode, which a server of root may leave, is no change."""
-    assert recall(cache, subject) is None
-    remember(cache, subject, _RESULT)
-    for place in (subject.model / "1", subject.triton / "backends/python"):
-        (place / "__pycache__").mkdir()
-        (place / "__pycache__/model.cpython-312.pyc").touch()
-    assert recall(cache, subject) == replace(_RESULT, client_lines=("PASS",), engine_args={}, recalled=True)
-    assert recall(cache, replace(subject, model=subject.triton)) is None
-    link = subject.model.with_name("link")
-    link.symlink_to(subject.model)
-    assert recall(cache, replace(subject, model=link))
-
-
 def test_no_engine_argument_is_kept(cache: Cache, subject: Subject) -> None:
     """One may be a secret, such as a token of a hub."""
     remember(cache, subject, replace(_RESULT, engine_args={"hf_token": "hf_secret"}))
@@ -105,18 +91,6 @@ def test_a_changed_file_is_a_change(cache: Cache, subject: Subject, tmp_path: Pa
     else:
         file.touch()
         os.utime(file, (1, 1))
-    assert recall(cache, subject) is None
-
-
-@pytest.mark.parametrize("name", ["models/opt/multi_lora.json", "models/opt/1/triton_vllm/service.py", "prompts.txt"])
-def test_a_missing_file_is_a_change(cache: Cache, subject: Subject, tmp_path: Path, name: str) -> None:
-    """In both directions."""
-    remember(cache, subject, _RESULT)
-    content = (tmp_path / name).read_text()
-    (tmp_path / name).unlink()
-    assert recall(cache, subject) is None
-    remember(cache, subject, _RESULT)
-    (tmp_path / name).write_text(content)
     assert recall(cache, subject) is None
 
 
@@ -155,15 +129,3 @@ def test_a_damaged_entry_is_none(cache: Cache, subject: Subject, text: str) -> N
     entry = json.loads(file.read_text())
     file.write_text(json.dumps({**entry, "result": {**entry["result"], "unknown": 1}}))
     assert recall(cache, subject) is None
-
-
-def test_what_a_run_is_about_to_use_is_seen(subject: Subject) -> None:
-    """Configuration and code by their digests; not bytecode, weights and data. And all that is not the model's."""
-    before = state_before_run(subject.model, subject.triton)
-    own = {name for name in before if not name.startswith("/")}
-    assert own == {"config.pbtxt", "1/model.py", "1/triton_vllm/service.py", "gpus"}
-    (subject.model / "1/model.safetensors").touch()
-    (subject.model / "1/data").symlink_to(subject.triton)
-    assert state_before_run(subject.model, subject.triton) == before
-    (subject.model / "1/model.py").write_text("MODELS/OPT/1/MODEL.PY")
-    assert state_before_run(subject.model, subject.triton) != before

@@ -6,14 +6,10 @@ import dataclasses
 import http.server
 import json
 import math
-import os
 import re
 import shutil
-import signal
-import socket
 import tempfile
 import threading
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -22,10 +18,8 @@ import psutil
 import pytest
 
 from support import fake_tritonserver
-from support.listener import Listener
-from support.patience import LIMIT, wait_for
+from support.patience import LIMIT
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.process import start
 from vllm_env.base.report import Console, reporting_to
 from vllm_env.serve import identity
 from vllm_env.serve import server as module
@@ -85,37 +79,6 @@ def test_serves_on_loopback_and_leaves_nothing(binary: Path) -> None:
     assert traces(server) == set()
 
 
-def test_children_that_outlive_the_server_are_ended_and_reported(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child of its session and one that left session and marker behind: both are found, ended and named."""
-    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.1)
-    with make(binary, "child orphan") as server:
-        children = [process.pid for process in server.members() if process.pid != server.pid]
-        assert len(children) == 2
-    assert sorted(process.pid for process in server.leftovers) == sorted(children)
-    assert not any(alive(pid) for pid in children)
-
-
-def test_orphans_of_a_killed_server_are_ended(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kill -9 of the server, as the kernel does when memory is short: its child is found without it."""
-    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.1)
-    with make(binary, "child") as server:
-        (child,) = [process.pid for process in server.members() if process.pid != server.pid]
-        os.kill(server.pid, signal.SIGKILL)
-        wait_for(lambda: not server.running, "the end of the server")
-    assert not alive(child)
-
-
-def test_server_that_ignores_sigterm_is_killed(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hung server does not hang the caller."""
-    monkeypatch.setattr(module, "_EXIT_SECONDS", 0.2)
-    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.1)
-    with make(binary, "deaf") as server:
-        pid = server.pid
-    assert not alive(pid)
-    assert [process.pid for process in server.leftovers] == [pid]
-
-
 def test_failed_load_is_reported_at_once_with_its_reason_in_the_last_line(binary: Path) -> None:
     """There is no timeout to wait for; of Triton's lines only the reason is left, and it is the last line."""
     server = make(binary, "broken", ready_timeout=math.inf)
@@ -145,52 +108,6 @@ def test_a_stub_that_cannot_start_ends_the_wait(binary: Path, monkeypatch: pytes
         shutil.rmtree(extracted, ignore_errors=True)
     assert "libx.so" in failed.value.tail
     assert not server.running
-
-
-def test_a_load_that_the_server_gave_up_may_be_tried_again(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 24.10 does so if the machine pauses for a second; another start may succeed, and not always the first one."""
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.2)
-    with pytest.raises(StuckStartError, match="stub ended at its start"), make(binary, "abandoned", ready_timeout=math.inf):
-        pass
-    assert (binary.parent / "log").read_text().count("the server has given this load up") == 4
-
-
-def test_a_dead_stub_of_the_first_attempt_is_not_one_of_the_second(binary: Path) -> None:
-    """Its process id may come again, and one look is not enough to call a stub dead."""
-    server = make(binary)
-    server._dead = frozenset({1})
-    try:
-        server.start()
-        assert server._dead == frozenset()
-    finally:
-        server.stop()
-
-
-class Clock:
-    """In place of the module `time`: a pause takes no time but on this clock."""
-
-    time = staticmethod(time.time)
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def test_timeout_ends_the_server(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is never ready is stopped, and the user saw how long it took."""
-    monkeypatch.setattr(module, "time", Clock())
-    console = Listener()
-    server = make(binary, "never", ready_timeout=3.2)
-    with pytest.raises(CommandError, match="not ready after 3 s"), reporting_to(console), server:
-        pass
-    assert list(dict.fromkeys(console.heard)) == [f"tritonserver loads, {second} s" for second in range(4)]
-    assert not server.running
-    assert server.members() == []
 
 
 def test_interrupt_while_loading_ends_the_server(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,26 +148,6 @@ def test_a_check_that_fails_ends_a_server_that_loads_meanwhile(binary: Path) -> 
         together(check, server.__enter__)
     assert not any(is_alive(process) for process in children)
     assert traces(server) == set()
-
-
-def test_missing_program_is_named(binary: Path) -> None:
-    """The message names the path; nothing stays in /tmp."""
-    binary.unlink()
-    server = make(binary)
-    with pytest.raises(CommandError, match="tritonserver does not start: No such file"), server:
-        pass
-    assert traces(server) == set()
-
-
-def test_ports_in_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With four ports to choose from and one taken, the other three are found."""
-    taken = free_ports().http
-    monkeypatch.setattr(module, "_PORTS", range(taken, taken + 4))
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", taken))
-        holder.listen()
-        ports = free_ports()
-    assert taken not in (ports.http, ports.grpc, ports.metrics)
 
 
 class Stranger(fake_tritonserver.Ready):
@@ -297,35 +194,6 @@ def test_a_port_that_stays_taken_is_named(binary: Path, stranger: int, monkeypat
     assert not server.running
 
 
-def test_another_server_on_the_grpc_port_is_not_taken_for_this_one(binary: Path) -> None:
-    """Both frontends tell the name of the server."""
-    server = make(binary, "stranger")
-    with pytest.raises(StuckStartError) as failed, server:
-        pass
-    assert failed.value.what.startswith(f"Another server answers on port {server.ports.grpc}")
-
-
-@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"])
-def test_a_program_that_is_no_triton_has_no_name(answer: bytes) -> None:
-    """It has the port all the same."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def reply() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(answer)
-                connection.recv(1000)
-
-        threading.Thread(target=reply).start()
-        assert identity.http_name(listener.getsockname()[1]) == ""
-
-
-def test_a_port_that_tritonserver_finds_taken_costs_a_second_start(binary: Path) -> None:
-    """Its own message ends the first one."""
-    with make(binary, "taken-once") as server:
-        assert server.running
-
-
 STRANGE = ["with space", "d\N{LATIN SMALL LETTER E WITH ACUTE}j", "a;b", "it's"]
 """Names that the Python backend puts into a line of bash without quotes, or that its stub cannot decode."""
 
@@ -345,17 +213,6 @@ def test_a_repository_that_triton_mistakes_is_served_by_a_link(binary: Path, nam
     assert traces(server) == set()
 
 
-def test_a_folder_for_temporary_files_that_triton_mistakes_is_not_used(
-    binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The link to the repository would be in it."""
-    (tmp_path / "with space").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "with space"))
-    with TritonServer(binary, tmp_path / "with space" / "models", log=tmp_path / "log"):
-        options = json.loads((tmp_path / "log").read_text().splitlines()[0])
-        assert is_plain(options["model-repository"])
-
-
 def test_known_crash_at_start_up_is_tried_once_more(binary: Path) -> None:
     """The Python backend's own fault costs a second start and not the build; the second one serves."""
     with make(binary, "crash-once") as server:
@@ -369,12 +226,3 @@ def test_known_crash_is_not_tried_for_ever(binary: Path) -> None:
         pass
     assert "lock_exception" in failed.value.tail
     assert (binary.parent / "log").read_text().count("lock_exception") == 2
-
-
-def test_start_without_a_sign_of_life_is_tried_once_more(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that hangs and says nothing is not waited for until the timeout."""
-    starts: list[str] = []
-    monkeypatch.setattr(module, "start", lambda command, **options: starts.append(command[0]) or start(command, **options))
-    with pytest.raises(StuckStartError, match="said nothing"), make(binary, "never", ready_timeout=math.inf, stall_timeout=0.5):
-        pass
-    assert starts == [str(binary)] * 2

@@ -23,13 +23,6 @@ def test_error_lines_are_told_from_the_rest(tmp_path: Path) -> None:
     assert [line.split()[0] for line in telling_lines(log).splitlines()] == ["E1120", "ValueError:"]
 
 
-def test_log_without_errors_gives_its_last_lines(tmp_path: Path) -> None:
-    """A log that names no error still helps."""
-    log = tmp_path / "log"
-    log.write_text("".join(f"line {number}\n" for number in range(100)))
-    assert telling_lines(log, limit=2) == "line 98\nline 99"
-
-
 def test_the_reason_of_a_failed_load_is_told_once(tmp_path: Path) -> None:
     """Of the last load, in one line, whichever way a release writes it; other lines are kept if the model did not say it."""
     log = tmp_path / "log"

@@ -16,7 +16,7 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.model.files import environment_of
 from vllm_env.serve import smoke
-from vllm_env.serve.smoke import SmokeRequest, copy_model, engine_args, server_environment, smoke_run
+from vllm_env.serve.smoke import SmokeRequest, copy_model, smoke_run
 from vllm_env.triton.root import is_plain
 
 if TYPE_CHECKING:
@@ -154,16 +154,6 @@ def test_any_byte_in_a_comment_is_copied(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "config.pbtxt").read_bytes().startswith(b"# caf\xe9\n")
 
 
-@pytest.mark.parametrize(
-    "name", ["with space", "d\N{LATIN SMALL LETTER E WITH ACUTE}j\N{LATIN SMALL LETTER A WITH GRAVE}", 'a"b\\c']
-)
-def test_a_strange_path_is_named_as_it_is(model: Path, tmp_path: Path, name: str) -> None:
-    """Protobuf reads it back."""
-    moved = model.parent.rename(tmp_path / name) / model.name
-    copy_model(moved, tmp_path / "copy", {})
-    assert environment_of(tmp_path / "copy") == str(moved / "vllm_env.tar.gz")
-
-
 def test_what_triton_mistakes_is_served_by_links(
     workspace: Workspace, request_: SmokeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,24 +174,6 @@ def test_what_triton_mistakes_is_served_by_links(
     smoke_run(workspace, replace(request_, model_folder=moved, engine_model=str(standin)))
     assert len(seen) == 2
     assert all(is_plain(path) and not path.exists() for path in seen)
-
-
-def test_the_stubs_libraries_are_copied(model: Path, tmp_path: Path) -> None:
-    """The copy's stub is tried as the model's will be."""
-    (model / "stub_lib").mkdir()
-    (model / "stub_lib" / "libpython3.11.so.1.0").write_text("python")
-    copy_model(model, tmp_path / "copy", {})
-    assert (tmp_path / "copy" / "stub_lib" / "libpython3.11.so.1.0").read_text() == "python"
-
-
-def test_unpacked_environment_is_named_by_its_path(model: Path, tmp_path: Path) -> None:
-    """A folder of 60,000 files is not copied either, and no link leads out of the model's folder."""
-    (model / "vllm_env").mkdir()
-    (model / "config.pbtxt").write_text(CONFIG.format("vllm_env"))
-    copy = tmp_path / "copy" / "vllm"
-    copy_model(model, copy, {})
-    assert f'"{model}/vllm_env"' in (copy / "config.pbtxt").read_text()
-    assert not any(path.is_symlink() for path in copy.rglob("*"))
 
 
 def test_one_file_of_arguments_is_written(model: Path, tmp_path: Path) -> None:
@@ -264,22 +236,3 @@ def test_the_copy_takes_the_first_of_several_gpus(model: Path, tmp_path: Path, e
     expected = text.replace("@", copied).replace("$$TRITON_MODEL_DIRECTORY", str(model))
     assert (copy / "config.pbtxt").read_text() == expected
     assert (model / "config.pbtxt").read_text() == text.replace("@", given)
-
-
-def test_local_model_is_served_without_the_hub(request_: SmokeRequest) -> None:
-    """A folder needs no network and says so; a name on the hub may be fetched. On a CPU, nothing is compiled for it."""
-    assert server_environment(request_)["HF_HUB_OFFLINE"] == "1"
-    assert server_environment(request_)["TORCHDYNAMO_DISABLE"] == "1"
-    for other in (replace(request_, gpu=True), replace(request_, own={"model.json": {"model": "own"}})):
-        assert "TORCHDYNAMO_DISABLE" not in server_environment(other)
-    assert "HF_HUB_OFFLINE" not in server_environment(replace(request_, engine_model="facebook/opt-125m"))
-
-
-def test_engine_arguments_fit_the_machine(request_: SmokeRequest) -> None:
-    """On a CPU float32; a small share of the memory for the small model, vLLM's own for a model from the hub."""
-    cpu, gpu = engine_args(request_), engine_args(replace(request_, gpu=True))
-    assert (cpu["dtype"], gpu["dtype"]) == ("float32", "float16")
-    assert cpu["gpu_memory_utilization"] == gpu["gpu_memory_utilization"] < 0.5
-    assert cpu["kv_cache_memory_bytes"] == gpu["kv_cache_memory_bytes"] == 2**30
-    assert "gpu_memory_utilization" not in engine_args(replace(request_, engine_model="facebook/opt-125m", gpu=True))
-    assert cpu["model"] == gpu["model"] == request_.engine_model

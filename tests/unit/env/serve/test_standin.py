@@ -12,7 +12,7 @@ from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError
 from vllm_env.base.report import reporting_to
-from vllm_env.serve.standin import FACTS, Recipe, ensure_standin
+from vllm_env.serve.standin import FACTS, ensure_standin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,20 +54,6 @@ def test_same_recipe_is_made_once(python: Path, tmp_path: Path) -> None:
     assert len(console.heard) == 1
     assert (first / "config.json").stat().st_mode & 0o777 == 0o644
     assert first.stat().st_mode & 0o777 == 0o755
-
-
-def test_each_recipe_has_a_folder_of_its_own(python: Path, tmp_path: Path) -> None:
-    """Another seed or architecture is another model, and the recipe reaches the trainer."""
-    folders = {ensure_standin(workspace_in(tmp_path / "cache"), python, r) for r in (Recipe(), Recipe(seed=1), Recipe("llama"))}
-    assert len(folders) == 3
-    assert sum('"architecture": "llama"' in (folder / "config.json").read_text() for folder in folders) == 1
-
-
-def test_other_transformers_is_another_model(python: Path, tmp_path: Path) -> None:
-    """What one release of transformers saved is not handed to an environment with another."""
-    first = ensure_standin(workspace_in(tmp_path / "cache"), python)
-    (python.parent.parent / "lib/python3.11/site-packages/transformers-4.57.0.dist-info").mkdir(parents=True)
-    assert ensure_standin(workspace_in(tmp_path / "cache"), python) != first
 
 
 def test_failed_training_keeps_nothing(python: Path, tmp_path: Path) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import io
 import os
 import stat
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import fake_tritonserver
-from support.patience import wait_for
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.serve import warm as module
@@ -92,17 +87,6 @@ def test_a_load_that_fails_leaves_what_was_there(
     assert not older or (model / "vllm_cache/warm.json").read_text() == older
 
 
-def test_the_file_with_the_arguments_is_named(binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adopted model has them where the official backend does; a second file beside it would be refused."""
-    monkeypatch.setenv("FAKE_TRITON", "fills broken")
-    (model / "1").mkdir()
-    (model / "1" / "model.json").write_text("{}")
-    with pytest.raises(CommandError) as caught:
-        run(binary, model)
-    assert "did not load with its own 1/model.json" in caught.value.what
-    assert str(model / "1/model.json") in caught.value.remedy
-
-
 def test_a_model_that_fills_nothing_is_refused(
     binary: Path, model: Path, older: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,21 +95,6 @@ def test_a_model_that_fills_nothing_is_refused(
     with pytest.raises(VllmEnvError, match="left no caches"):
         run(binary, model)
     assert not older or (model / "vllm_cache/warm.json").read_text() == older
-
-
-def test_a_folder_that_cannot_be_written_is_named(binary: Path, tmp_path: Path) -> None:
-    """Not a traceback."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(VllmEnvError, match="cannot be written"):
-        run(binary, tmp_path / "file")
-
-
-def test_the_staging_of_a_killed_run_is_removed(binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lies inside the model's folder, where nobody else would look for it."""
-    (model / ".vllm_env.staging-999999999" / "vllm_cache").mkdir(parents=True)
-    monkeypatch.setenv("FAKE_TRITON", "fills")
-    run(binary, model)
-    assert sorted(p.name for p in model.iterdir()) == ["config.pbtxt", "vllm_cache"]
 
 
 @pytest.mark.usefixtures("older")
@@ -137,51 +106,3 @@ def test_the_caches_belong_to_the_owner_of_the_models_folder(binary: Path, model
     done = run(binary, model)
     owners = {(p.stat().st_uid, p.stat().st_gid) for p in (done.folder, *done.folder.rglob("*"))}
     assert owners == {(12345, 23456)}
-
-
-@pytest.mark.parametrize("step", ["remove_abandoned_staging", "_place"])
-def test_it_waits_for_a_publish_of_another_container(
-    binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """Publishing exchanges the model's folder: what is staged or placed in the old one meanwhile would be lost."""
-    held: list[bool] = []
-    real = getattr(module, step)
-
-    def observed(*arguments: object) -> object:
-        handle = os.open(model.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            held.append(True)
-        finally:
-            os.close(handle)
-        return real(*arguments)
-
-    monkeypatch.setattr(module, step, observed)
-    monkeypatch.setenv("FAKE_TRITON", "fills")
-    run(binary, model)
-    assert held == [True]
-
-
-@pytest.mark.parametrize("step", ["refuse_mounts", "_finish"])
-def test_it_says_whom_it_waits_for(binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """A publish of another container, before the load and after it: copying an environment takes minutes on a slow disk."""
-    real, said = getattr(module, step), io.StringIO()
-
-    def publish_until_told(handle: int) -> None:
-        try:
-            wait_for(lambda: "another build publishes" in said.getvalue(), "the word that it waits")
-        finally:
-            os.close(handle)
-
-    def publishing(*arguments: object) -> object:
-        handle = os.open(model.parent, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        threading.Thread(target=publish_until_told, args=[handle]).start()
-        return real(*arguments)
-
-    monkeypatch.setattr(module, step, publishing)
-    monkeypatch.setenv("FAKE_TRITON", "fills")
-    monkeypatch.setattr(sys, "stderr", said)
-    run(binary, model)
-    assert said.getvalue().count(f"another build publishes in {model.parent}; waiting for it to end") == 1

@@ -48,30 +48,6 @@ def test_a_model_is_fetchable_where_it_is_cached_or_the_hub_answers(tmp_path: Pa
     assert is_fetchable(workspace, "a/model")
 
 
-@pytest.mark.parametrize(
-    ("variables", "hub"),
-    [
-        ({"XDG_CACHE_HOME": "xdg"}, "xdg/huggingface/hub"),
-        ({"XDG_CACHE_HOME": "xdg", "HF_HOME": "home"}, "home/hub"),
-        ({"XDG_CACHE_HOME": "xdg", "HF_HOME": "home", "HF_HUB_CACHE": "cache"}, "cache"),
-    ],
-)
-def test_the_hubs_own_variables_say_where_its_cache_is(
-    variables: dict[str, str], hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As huggingface_hub reads them: the narrower one wins."""
-    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, folder in variables.items():
-        monkeypatch.setenv(name, str(tmp_path / folder))
-    workspace = replace(workspace_in(tmp_path / "workspace"), network=Network(offline=True))
-    assert not is_fetchable(workspace, "a/model")
-    snapshot = tmp_path / hub / "models--a--model" / "snapshots" / "0"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").touch()
-    assert is_fetchable(workspace, "a/model")
-
-
 def test_a_model_that_nobody_has_set_up_serves_the_standin(tmp_path: Path) -> None:
     """Its folder goes with the repository, by a name that holds wherever that is mounted; edited arguments stay."""
     model, standin = tmp_path / "vllm", tmp_path / "cache" / "standin"

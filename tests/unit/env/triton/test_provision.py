@@ -127,16 +127,6 @@ def test_a_launcher_of_before_is_renewed(workspace: Workspace, wheel: Path, tmp_
     assert os.access(launcher, os.X_OK)
 
 
-def test_a_whole_root_is_left_alone(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
-    """Nothing is fetched twice."""
-    root = tmp_path / "triton"
-    provision(workspace, root)
-    (root / "own").touch()
-    wheel.unlink()
-    provision(workspace, root)
-    assert (root / "own").exists()
-
-
 def test_a_torn_root_is_made_again(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
     """RELEASE is written last: without it the root is not whole."""
     root = tmp_path / "triton"
@@ -204,17 +194,6 @@ def test_an_interrupt_leaves_nothing(workspace: Workspace, wheel: Path, tmp_path
     with pytest.raises(KeyboardInterrupt):
         provision(workspace, tmp_path / "triton")
     assert [p.name for p in tmp_path.iterdir()] == ["wheels"]
-
-
-def test_a_wheelhouse_needs_no_network(wheel: Path, tmp_path: Path) -> None:
-    """With --offline the wheel comes from the wheelhouse, and stays there; pip, which has another one, is not asked."""
-    house = tmp_path / "house"
-    house.mkdir()
-    wheel.rename(house / wheel.name)
-    wheel.write_text("no wheel at all")
-    provision(workspace_in(tmp_path / "cache", Network(offline=True, wheelhouse=house)), tmp_path / "triton")
-    assert (tmp_path / "triton/RELEASE").is_file()
-    assert [p.name for p in house.iterdir()] == [wheel.name]
 
 
 @pytest.mark.parametrize("with_wheelhouse", [False, True])

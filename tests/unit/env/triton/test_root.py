@@ -148,13 +148,6 @@ def test_the_containers_variables_say_nothing_of_another_root(
     assert open_root(root).release == "24.09"
 
 
-def test_what_a_root_says_of_itself_wins_over_the_container(container_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in /opt/tritonserver, which a user may have replaced by another build."""
-    monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "26.06")
-    (container_root / "RELEASE").write_text("24.09\n")
-    assert open_root(container_root).release == "24.09"
-
-
 def test_a_server_is_told_where_its_backends_are(container_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default it looks in /opt/tritonserver; the launcher of a provisioned root says it itself."""
     assert backend_arguments(container_root / "bin" / "tritonserver") == []

@@ -108,14 +108,6 @@ def test_a_stub_is_copied_once(triton: TritonRoot, options: StubOptions, workspa
     assert make_stub(workspace, plan, tmp_path / "env").path != stub.path
 
 
-@pytest.mark.parametrize("mode", ["auto", "prebuilt"])
-def test_the_roots_own_stub_needs_neither_git_nor_network(
-    mode: StubMode, triton: TritonRoot, options: StubOptions, offline: Workspace, no_tools: None
-) -> None:
-    """What would be needed to build one does not count where none is to be built."""
-    assert plan_stub(offline, triton, "3.11.7", mode, options).prebuilt is not None
-
-
 def test_the_roots_own_stub_is_checked_before_it_is_used(
     triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path
 ) -> None:
@@ -129,12 +121,6 @@ def test_prebuilt_alone_refuses_and_names_what_there_is(triton: TritonRoot, opti
     """--stub prebuilt never builds; the message names the versions for which there is a stub."""
     with pytest.raises(VllmEnvError, match=r"--python 3\.12: .*no stub for it.*for Python 3\.11\..*--stub source"):
         plan_stub(workspace, triton, "3.12.1", "prebuilt", options)
-
-
-def test_builds_where_none_fits_or_where_it_is_asked_for(triton: TritonRoot, options: StubOptions, workspace: Workspace) -> None:
-    """auto builds for a Python that the root has no stub for; source builds although it has one."""
-    assert plan_stub(workspace, triton, "3.12.1", "auto", options).prebuilt is None
-    assert plan_stub(workspace, triton, "3.11.7", "source", options).prebuilt is None
 
 
 def test_refuses_early_what_cannot_be_built(
@@ -173,18 +159,6 @@ def test_a_stub_in_the_cache_is_planned_without_git_and_network(
         plan_stub(offline, triton, "3.11.8", "source", options)
     with pytest.raises(VllmEnvError, match="git is missing"):
         plan_stub(offline, replace(triton, release="24.09"), "3.11.7", "source", options)
-
-
-def test_a_stub_in_the_cache_is_used_without_network(
-    triton: TritonRoot, options: StubOptions, offline: Workspace, tmp_path: Path
-) -> None:
-    """It is checked and started as any other, and its record says that it was built."""
-    cached = _put_into_cache(offline, triton, "3.11.7", options)
-    stub = make_stub(offline, plan_stub(offline, triton, "3.11.7", "source", options), tmp_path / "env")
-    assert (stub.origin, stub.release, stub.python) == ("source", "24.10", "3.11")
-    cached.write_bytes(b"damaged")
-    with pytest.raises(VllmEnvError, match="not a dynamic ELF program"):
-        make_stub(offline, plan_stub(offline, triton, "3.11.7", "source", options), tmp_path / "env")
 
 
 def _put_into_cache(workspace: Workspace, triton: TritonRoot, python: str, options: StubOptions) -> Path:

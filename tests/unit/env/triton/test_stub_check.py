@@ -34,13 +34,6 @@ def test_accepts_a_stub_that_starts_with_the_environments_python(environment: Pa
     check_stub(stub, "3.11", triton, environment)
 
 
-def test_finds_the_libraries_of_the_triton_root(environment: Path, triton: TritonRoot) -> None:
-    """The provisioned stubs need libraries from the root's lib/, which the launcher puts behind env/lib."""
-    extra = make_library(triton.path / "lib", "libcudart-1234.so.12", symbol="unused")
-    libraries = (environment / "lib/libpython3.11.so.1.0", extra)
-    check_stub(make_program(environment.parent / "stub", libraries, body=USAGE), "3.11", triton, environment)
-
-
 def test_refuses_another_python(environment: Path, triton: TritonRoot) -> None:
     """A stub of another minor version is refused by both names, before it is started."""
     library = make_library(environment.parent / "other", "libpython3.12.so.1.0")
@@ -71,11 +64,3 @@ def test_refuses_a_program_that_is_no_stub(environment: Path, triton: TritonRoot
     stub = make_program(environment.parent / "stub", (environment / "lib/libpython3.11.so.1.0",), body="return 0;")
     with pytest.raises(VllmEnvError, match=r"status 0.*not a stub"):
         check_stub(stub, "3.11", triton, environment)
-
-
-def test_refuses_what_is_no_program(environment: Path, triton: TritonRoot) -> None:
-    """A text file with the stub's name is refused as such."""
-    script = environment.parent / "stub"
-    script.write_text("#!/bin/sh\n")
-    with pytest.raises(VllmEnvError, match="not a dynamic ELF program"):
-        check_stub(script, "3.11", triton, environment)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 from functools import partial
@@ -20,7 +19,7 @@ from support.git_organisation import make_organisation
 from support.listener import Listener
 from support.small_fixtures import workspace_in
 from vllm_env.base.cache import Cache
-from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.network import Network, NetworkError
 from vllm_env.base.report import reporting_to
 from vllm_env.base.workspace import Workspace
@@ -212,22 +211,6 @@ def test_finds_the_branch_or_a_tag_of_the_release(options: StubOptions, workspac
     check_branch(workspace, "24.11", StubOptions(str(mirror)))
 
 
-@pytest.mark.parametrize("release", ["24.09", "24.1", "4.10"])
-def test_refuses_a_release_without_branch(release: str, options: StubOptions, workspace: Workspace) -> None:
-    """Also one whose name is part of a branch's name; the message has the branch and the option that names a mirror."""
-    with pytest.raises(VllmEnvError, match=rf"no branch r{release},.*--triton-git-url") as caught:
-        check_branch(workspace, release, options)
-    assert f"{options.git_url}/python_backend.git" in caught.value.what
-
-
-def test_refuses_an_organisation_that_is_not_there(workspace: Workspace, tmp_path: Path) -> None:
-    """A mirror that does not answer is named, with git's reason and the option that names another."""
-    with pytest.raises(CommandError, match=r"cannot be reached.*--triton-git-url") as caught:
-        check_branch(workspace, "24.10", StubOptions(str(tmp_path / "nothing")))
-    assert f"{tmp_path}/nothing/python_backend.git" in caught.value.what
-    assert caught.value.cause == caught.value.tail.strip().splitlines()[-1]
-
-
 def test_offline_refuses_git_by_what_it_would_have_asked(
     triton: TritonRoot, options: StubOptions, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,44 +228,6 @@ def test_offline_refuses_git_by_what_it_would_have_asked(
         build_stub(offline, triton, _PYTHON, tmp_path / "env", options)
     assert not marker.exists()
     assert not offline.cache.path("build").exists()
-
-
-def test_a_stub_is_built_once(build: Build, options: StubOptions, workspace: Workspace, tools: Path, console: Listener) -> None:
-    """It lies in the cache under its key, executable; the log is kept, the build is not; a second call takes the cache's."""
-    stub = build(options)
-    assert stub == workspace.cache.path("stubs", source_key("24.10", _PYTHON, options), STUB_NAME)
-    assert stub.read_text() == "a stub"
-    assert stub.stat().st_mode & 0o777 == 0o755
-    assert [p.name for p in stub.parent.iterdir()] == [STUB_NAME]
-    assert list(workspace.cache.path("build").iterdir()) == []
-    heard = ["clone python_backend r24.10", "configure", "[1/2] Building", "compile", "[1/2] Building"]
-    assert console.heard == heard
-    (log,) = workspace.cache.path("logs").iterdir()
-    assert log.name.startswith("stub-r24.10-python3.11.7-")
-    assert "configure says this\n[1/2] Building\nbuild says this\n" in log.read_text()
-
-    (tools / "cmake").unlink()
-    os.utime(stub.parent, (1000, 1000))
-    assert build(options) == stub
-    assert console.heard == heard
-    assert stub.parent.stat().st_mtime > 1000  # by which the cache knows what is used
-
-
-def test_cmake_is_told_which_python_and_which_release(build: Build, options: StubOptions, tools: Path, tmp_path: Path) -> None:
-    """Each name that pybind11 2.6 to 2.13 and CMake read has the prefix's Python; other parts come at the same branch."""
-    build(dataclasses.replace(options, jobs=3))
-    definitions = _definitions(tools)
-    for name in ("PYTHON", "Python", "Python3"):
-        assert definitions[f"{name}_EXECUTABLE"] == f"{tmp_path}/env/bin/python"
-        assert definitions[f"{name}_LIBRARY"] == f"{tmp_path}/env/lib/libpython3.11.so"
-        assert definitions[f"{name}_INCLUDE_DIR"] == f"{tmp_path}/env/include/python3.11"
-    assert {definitions[f"TRITON_{part}_REPO_TAG"] for part in ("BACKEND", "COMMON", "CORE")} == {"r24.10"}
-    assert definitions["TRITON_REPO_ORGANIZATION"] == options.git_url
-    assert definitions["TRITON_ENABLE_GPU"] == "OFF"
-    assert "TRITON_BOOST_URL" not in definitions
-    assert _BOOST in _noted(tools, "configure")["lists"]
-    arguments = _noted(tools, "build")["arguments"]
-    assert arguments[2:] == ["--target", "triton-python-backend-stub", "--parallel", "3"]
 
 
 def test_a_gpus_stub_and_a_mirror_of_boost(build: Build, options: StubOptions, tools: Path) -> None:
@@ -309,44 +254,3 @@ def test_cmake_clones_from_the_same_mirror_and_asks_nobody(
         address = f"{DEFAULT_GIT_URL}/common.git"
         git = ["git", "ls-remote", "--get-url", address]
         assert subprocess.check_output(git, env=variables, text=True).strip() == f"{options.git_url}/common.git"
-
-
-@pytest.mark.parametrize(
-    ("kind", "said", "remedy"),
-    [
-        ("build", "fatal error: archive.h: No such file or directory", "apt-get install g++ git libarchive-dev"),
-        ("configure", "Could NOT find CUDAToolkit", "where the CUDA toolkit is"),
-        (
-            "configure",
-            "fatal: unable to access: Could not resolve host: a.b",
-            "--triton-git-url and --triton-boost-url",
-        ),
-        ("build", "internal compiler error", "report the log"),
-    ],
-)
-def test_a_failed_build_names_its_log_and_what_to_do(
-    kind: str, said: str, remedy: str, build: Build, options: StubOptions, workspace: Workspace, tools: Path
-) -> None:
-    """The log holds what was printed, the remedy fits it, and neither a stub nor a build is left; the next call tries again."""
-    (tools / f"fail-{kind}").write_text(said)
-    step = {"configure": "configure", "build": "compile"}[kind]
-    with pytest.raises(CommandError, match=f"Could not {step} the stub of Triton 24.10") as caught:
-        build(options)
-    (log,) = workspace.cache.path("logs").iterdir()
-    assert str(log) in caught.value.cause
-    assert said in log.read_text()
-    assert remedy in caught.value.remedy
-    assert list(workspace.cache.path("build").iterdir()) == []
-    assert not workspace.cache.path("stubs").exists()
-    (tools / f"fail-{kind}").unlink()
-    assert build(options).is_file()
-    assert said not in log.read_text()  # the log is that of the last build
-
-
-def test_a_build_that_leaves_no_stub_is_refused(build: Build, options: StubOptions, workspace: Workspace, tools: Path) -> None:
-    """CMake says that all is well, and there is no program: the target and the log are named, nothing is cached."""
-    (tools / "builds-nothing").touch()
-    with pytest.raises(VllmEnvError, match=f"left no {STUB_NAME}") as caught:
-        build(options)
-    assert "The whole log is in " in caught.value.cause
-    assert not workspace.cache.path("stubs").exists()

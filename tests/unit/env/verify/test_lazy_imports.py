@@ -226,13 +226,6 @@ def test_vllm_takes_the_profiles_platform(environment: Path, workspace: Workspac
     }
 
 
-def test_a_module_without_a_specification_exists(environment: Path, workspace: Workspace) -> None:
-    """A package may put modules of its own making into ``sys.modules``."""
-    name = "vllm.v1.engine.async_llm"
-    _add(environment, {"vllm.__init__": f"import sys, types\nsys.modules['{name}'] = types.ModuleType('{name}')"})
-    assert import_each(workspace, environment, (), CPU) == {}
-
-
 def test_a_broken_platform_is_broken(environment: Path, workspace: Workspace) -> None:
     """What the platform itself imports is judged like the rest. What vLLM starts with must not lack any module."""
     _add(environment, VLLM | {"vllm.platforms.cuda": "import json.nothing"})

@@ -93,11 +93,3 @@ def test_the_places_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv("HOME", home)
         assert home not in build_places(tmp_path)
     assert "/home/user/.cache" not in build_places(tmp_path)
-
-
-def test_what_lies_in_a_checkout_at_the_root_stands_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """/src is in many a comment, /src/gen_vllm_env.sh is not."""
-    monkeypatch.setattr("vllm_env.verify.leaked_paths.CHECKOUT", "/proc")
-    places = build_places(tmp_path)
-    assert "/proc" not in places
-    assert "/proc/self" in places

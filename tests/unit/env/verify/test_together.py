@@ -66,26 +66,6 @@ def test_a_failure_ends_the_programs_of_the_others() -> None:
     assert len(after) == 2
 
 
-def test_no_more_run_at_once_than_asked_for() -> None:
-    """One after the other, in their order; after an error, those that still wait do not begin."""
-    begun: list[str] = []
-
-    def check(name: str) -> str:
-        begun.append(name)
-        return name
-
-    def fails() -> None:
-        raise VllmEnvError("It is broken.")
-
-    def program() -> None:
-        run(FOR_EVER, what="wait")
-
-    assert together(partial(check, "one"), partial(check, "two"), at_once=1) == begun == ["one", "two"]
-    with pytest.raises(VllmEnvError, match=r"It is broken\."):
-        together(fails, program, partial(check, "three"), at_once=1)
-    assert begun == ["one", "two"]
-
-
 def test_of_two_failures_the_first_check_counts() -> None:
     """It is the cheaper one, and its message is closer to the cause."""
     second = threading.Event()
@@ -128,20 +108,6 @@ def test_ctrl_c_ends_the_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         together(program)
     assert ended == ["program"]
-
-
-def test_a_job_runs_beside_the_block_and_is_done_after_it() -> None:
-    """Its error is the caller's to ask for."""
-    begun = threading.Event()
-
-    def fails() -> None:
-        begun.set()
-        raise VllmEnvError("It is broken.")
-
-    with beside(fails) as job:
-        assert begun.wait(LIMIT)
-    with pytest.raises(VllmEnvError, match=r"It is broken\."):
-        job.result(0)
 
 
 def test_a_block_that_fails_ends_the_job_beside_it() -> None:
