@@ -10,7 +10,7 @@ import pytest
 from vllm_env.cli.forecast import forecast
 from vllm_env.layout import LAYOUTS
 from vllm_env.plan import BuildRequest, make_plan
-from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE, prefix_key
+from vllm_env.prefix.prefix import EXTRACTED_SPACE, build_space, prefix_key
 
 if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
@@ -23,7 +23,7 @@ def test_a_forecast_is_of_what_is_left_to_do(workspace: Workspace, planned: Buil
     assert plan.lock
     whole = forecast(workspace, replace(planned, layout=LAYOUTS["archive"], smoke=True), plan)
     assert whole.fetch == plan.lock.download_size
-    assert whole.space == {str(workspace.cache.root): BUILD_SPACE["cpu"], "/tmp": EXTRACTED_SPACE["cpu"]}
+    assert whole.space == {str(workspace.cache.root): build_space(plan.lock), "/tmp": EXTRACTED_SPACE["cpu"]}
     assert "/tmp" not in forecast(workspace, replace(planned, smoke=True), plan).space
     unserved = forecast(workspace, planned, plan)
     assert "/tmp" not in unserved.space
