@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,45 +70,6 @@ def test_a_row_on_two_gpus_never_runs_with_multicast() -> None:
                     require_no_multicast(row, others | wrong)
 
 
-def test_a_row_refuses_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row's own process checks the variables that its servers inherit."""
-    from harness import matrix_serve
-    from harness.matrix_rows import Row
-
-    monkeypatch.setattr(Row, "environment", lambda _: {})
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(matrix_serve, "TritonTarget", lambda *_: pytest.fail("started"))
-    with pytest.raises(RuntimeError, match="NCCL_NVLS_ENABLE"):
-        matrix_serve.run_row(Row("two", "llama", gpus=2), SimpleNamespace(), tmp_path)
-
-
-def test_the_digest_changes_with_code_lock_row_and_device(model: Path) -> None:
-    """Bytecode and logs do not change it."""
-    from harness.matrix_rows import Row, digest
-
-    row = Row("one", "llama")
-    found = [digest(row, model, "gpu"), digest(row, model, "cpu"), digest(Row("one", "qwen3"), model, "gpu")]
-    (model / "1" / "triton_vllm" / "cache.pyc").write_text("x")
-    assert digest(row, model, "gpu") == found[0]
-    (model / "1" / "model.py").write_text("second")
-    found.append(digest(row, model, "gpu"))
-    (model / "vllm_env.json").write_text(json.dumps({"lock_digest": "abd"}))
-    found.append(digest(row, model, "gpu"))
-    assert len(set(found)) == len(found)
-
-
-def test_rows_are_chosen_by_name_and_gpus() -> None:
-    """An unknown name, and a row that needs more GPUs, are refused."""
-    from harness.matrix_rows import select
-
-    assert [row.name for row in select(["tp-2", "llama"], 2)] == ["tp-2", "llama"]
-    assert {row.gpus for row in select([], 1)} == {1}
-    with pytest.raises(ValueError, match="no row is called nonsense"):
-        select(["llama", "nonsense"], 2)
-    with pytest.raises(ValueError, match="tp-2 needs more than 1 GPU"):
-        select(["tp-2"], 1)
-
-
 def test_a_difference_is_judged_by_the_engines_own() -> None:
     """It must also tell one prompt from another, or the comparison says nothing."""
     from harness.matrix_serve import judge
@@ -142,19 +101,6 @@ def test_answers_are_sound(whole: list[list[str]], streamed: list[list[str]], sa
         return
     with pytest.raises(WrongAnswerError, match=re.escape(says)):
         require_sound("triton", whole, streamed)
-
-
-def test_the_reason_of_a_failed_load_is_found() -> None:
-    """In Triton's table, wrapped over lines, or else the last error."""
-    from harness.matrix_serve import last_reason
-
-    table = (
-        "+-------+---------+------+\n| Model | Version | Status |\n"
-        "| vllm  | 1       | UNAVAILABLE: Internal: cannot compile;  |\n|       |         | set the backend |\n+---+\n"
-    )
-    assert last_reason(f"ValueError: other\n{table}") == "UNAVAILABLE: Internal: cannot compile; set the backend"
-    assert last_reason("INFO x\nE1 ValueError: first\nRuntimeError: no nvcc\nINFO end\n") == "RuntimeError: no nvcc"
-    assert last_reason("INFO only\n") == ""
 
 
 def run(matrix: Any, model: Path, tmp_path: Path, *more: str) -> int:
@@ -190,65 +136,3 @@ def test_a_row_with_a_result_is_skipped(
     (model / "1" / "model.py").write_text("new")
     run(matrix, model, tmp_path, "--rows", "llama")
     assert [one[0] for one in seen[2:]] == ["llama", "llama"]
-
-
-def test_a_row_ends_at_its_limit(matrix: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result says so; a row whose process dies shows what it said last."""
-    from harness.matrix_rows import ROWS
-
-    options = SimpleNamespace(
-        environment=tmp_path,
-        triton_root=tmp_path,
-        model_repository=model.parent,
-        device="cpu",
-        gpus=1,
-        no_compare=True,
-        limit=0.3,
-    )
-    script = tmp_path / "program.py"
-    script.write_text("import time; time.sleep(100)")
-    monkeypatch.setattr(matrix, "__file__", str(script))
-    assert matrix.run_in_process(ROWS[0], options, "0", tmp_path / "a")["message"] == "took over 0 s."
-    script.write_text("raise SystemExit('error: no room')")
-    options.limit = 60
-    found = matrix.run_in_process(ROWS[0], options, "0", tmp_path / "b")
-    assert (found["ok"], found["message"]) == (False, "error: no room")
-    # Stopped from outside, as at the end of a device's time: the next run tries it again.
-    script.write_text("raise SystemExit(143)")
-    assert matrix.run_in_process(ROWS[0], options, "0", tmp_path / "c") is None
-
-
-def test_the_page_has_a_line_for_each_result(matrix: Any) -> None:
-    """A failure shows its message, and what vLLM's own server does with the row."""
-    results = {
-        "llama": {
-            "ok": True,
-            "seconds_to_ready": 60.1,
-            "seconds_to_stop": 4,
-            "difference": 0.001,
-            "from_itself": 0.002,
-            "tells": True,
-        },
-        "gptq": {"ok": False, "message": "no | kernel\nfor it", "own_server": "RuntimeError: no kernel"},
-        "flashinfer-attention": {"ok": True, "message": "set attention_backend"},
-    }
-    lines = matrix.page(["- machine: one"], results).splitlines()
-    assert "- machine: one" in lines
-    assert "| llama | 1 | works | 60.1 | 4 | 0.001 (0.002) |  |" in lines
-    failed = r"| gptq | 1 | **fails** | - | - | - | no \| kernel for it (vLLM's own server: RuntimeError: no kernel) |"
-    assert failed in lines
-    assert "| flashinfer-attention | 1 | refused, as it must be | - | - | - | set attention_backend |" in lines
-    assert sum(line.startswith("| ") for line in lines) == len(results) + 1
-
-
-def test_wrong_arguments_are_refused(matrix: Any, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the input; --list needs nothing."""
-    for wrong, says in ((["--rows", "none"], "no row is called none"), (["--gpus", "3"], "invalid choice")):
-        with pytest.raises(SystemExit) as error:
-            run(matrix, model, tmp_path, *wrong)
-        assert error.value.code == 2
-        assert says in capsys.readouterr().err
-    with pytest.raises(SystemExit) as error:
-        matrix.main(["--list"])
-    assert not error.value.code
-    assert "tp-2  (2 GPUs, llama, kill)" in capsys.readouterr().out

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import asdict, replace
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,24 +56,6 @@ async def test_the_closed_loop_asks_as_many_as_it_is_to() -> None:
     assert sorted(request.prompt for client in again for request in client.asked) == prompts
 
 
-async def test_a_window_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within it as many as there is time for, and what was started is waited for."""
-    from harness import load as module
-    from loadtest import loops, record
-
-    clock = [0.0]
-    for timed in (module, loops, record):
-        monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-
-    async def take(seconds: float) -> None:
-        await asyncio.sleep(0)
-        clock[0] += seconds
-
-    client = Echo(before=lambda _: take(0.375))
-    found = await module.run_load([client], load(in_flight=1, requests=10**9, seconds=1.0))
-    assert found.completed == len(client.asked) == 3
-
-
 @pytest.mark.parametrize("workload", ["closed", "open"])
 async def test_a_wrong_answer_ends_the_load(workload: str) -> None:
     """A target that sends fewer tokens than it was asked for is not measured."""
@@ -100,18 +80,6 @@ async def test_a_conversation_carries_what_was_said() -> None:
     assert prompts[1].startswith(f"{prompts[0]} w4 w5 w6 w7 w")
     assert prompts[2].startswith(f"{prompts[1]} w4")
     assert not prompts[3].startswith(prompts[0])
-
-
-async def test_a_single_turn_keeps_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To join and copy the texts of long prompts would take the load generator's time."""
-    from harness.load import run_load
-    from loadtest.record import Record
-
-    def joined(_: object) -> str:
-        raise AssertionError("the text of an answer was joined")
-
-    monkeypatch.setattr(Record, "text", property(joined))
-    await run_load([Echo()], load(in_flight=1, requests=3))
 
 
 def test_mixed_lengths_are_the_seeds_own() -> None:
@@ -153,11 +121,3 @@ async def test_the_open_loop_does_not_wait_for_answers() -> None:
     late = await run_load([alone], load(requests=6, rate=10_000.0))
     assert late.sent_late_p99 > 0.15
     assert late.ttft_p99 > late.sent_late_p99
-
-
-def test_a_load_survives_the_way_to_the_engines_process() -> None:
-    """It goes there as JSON."""
-    from harness.workload import Load
-
-    sent = load(seconds=1.5, rate=2.0, workload="mixed", turns=2)
-    assert Load(**json.loads(json.dumps(asdict(sent)))) == sent

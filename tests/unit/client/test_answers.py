@@ -29,36 +29,6 @@ def test_texts_are_stored_in_the_order_of_the_requests(tmp_path: Path) -> None:
     assert (tmp_path / "results.txt").read_text("utf-8") == "".join(f"{text}\n{SEPARATOR}" for text in ("first", "", "", " é"))
 
 
-def test_many_texts_are_in_a_file_and_not_in_memory(tmp_path: Path) -> None:
-    """The file is gone with the store; what stays in memory is two numbers for each."""
-    store = TextStore(tmp_path)
-    for index in reversed(range(2000)):
-        store.add(record(index, f"{index} " * 500))
-    assert getattr(store._file, "_rolled")  # noqa: B009 - typing does not know it
-    assert len(store._starts) == len(store._lengths) == 2000
-    assert [text.split()[0] for text in store.texts()] == [str(index) for index in range(2000)]
-    store.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_temporary_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """As when the disk is full in mid-run; here its folder is gone."""
-    (tmp_path / "gone").mkdir()
-    store = TextStore(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(ClientError, match=r"cannot write .*gone: No such file .*--results-file"):
-        store.add(record(0, "x" * (2 << 20)))
-    store.close()
-
-
-def test_a_folder_that_takes_no_temporary_file_is_not_used(tmp_path: Path) -> None:
-    """The results file may be writable in a folder that is not."""
-    store = TextStore(tmp_path / "none")
-    store.add(record(0, "x" * (2 << 20)))
-    assert next(store.texts()) == "x" * (2 << 20)
-    store.close()
-
-
 def test_all_completions_are_stored(tmp_path: Path) -> None:
     """Each on lines of its own, as in the sample."""
     store = TextStore(tmp_path)
@@ -100,23 +70,6 @@ def test_json_lines_have_each_record_when_it_has_ended(tmp_path: Path) -> None:
     assert (second["index"], second["outcome"], second["error"]) == (0, "failed", "too late")
 
 
-def test_half_a_character_is_stored_as_json(tmp_path: Path) -> None:
-    """A prompt of JSONL may have it; the line gives it back."""
-    lines = JsonLines(tmp_path / "r.jsonl", started=10.0)
-    lines.add(record(0, "text", prompt="a\ud800b"))
-    lines.close()
-    assert json.loads((tmp_path / "r.jsonl").read_text("utf-8"))["prompt"] == "a\ud800b"
-
-
-def test_a_link_to_a_file_that_is_not_there_stays(tmp_path: Path) -> None:
-    """And its target is not made."""
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "target")
-    check_writable(link, "--report")
-    assert link.is_symlink()
-    assert not link.exists()
-
-
 def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path) -> None:
     """Neither an empty file nor a shorter one."""
     there, new = tmp_path / "there", tmp_path / "new"
@@ -125,12 +78,6 @@ def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path
     check_writable(new, "--report")
     assert there.read_text() == "kept"
     assert not new.exists()
-
-
-def test_a_name_that_no_file_can_have_is_named(tmp_path: Path) -> None:
-    """Looking whether the file is there fails already, as in a folder that may not be read."""
-    with pytest.raises(ClientError, match=r"cannot write .*: File name too long; .*--report"):
-        check_writable(tmp_path / ("x" * 300), "--report")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

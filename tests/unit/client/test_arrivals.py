@@ -34,13 +34,3 @@ def test_the_burstiness_is_the_shape_of_a_gamma_distribution(burstiness: float, 
     found = gaps(burstiness)
     assert mean(found) == pytest.approx(0.01, rel=0.02)
     assert pstdev(found) == pytest.approx(0.01 * spread, rel=0.1, abs=1e-9)
-
-
-def test_times_belong_to_their_seed() -> None:
-    """In order and within the window, the same again, and others for another seed."""
-    times = arrival_times(count=50, rate=10.0, seed=7)
-    assert list(times) == sorted(times)
-    assert 0 < times[0] < times[-1] < 5
-    assert times == arrival_times(count=50, rate=10.0, seed=7)
-    assert times != arrival_times(count=50, rate=10.0, seed=8)
-    assert memoryview(times).nbytes == 50 * 8  # a run may have millions

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import client
 from loadtest.options import build_parser, parse
 from support.client_run import CLIENT, PROMPTS, run
 from support.grpc_echo import EchoServer
-from support.patience import LIMIT, wait_for
+from support.patience import LIMIT
 from support.repositories import CHECKOUT
 
 if TYPE_CHECKING:
@@ -203,41 +202,6 @@ def test_results_are_in_the_order_of_the_prompts(prompts: Path, tmp_path: Path) 
     assert entries == [*(f" {5 + n}: {text}" for n, text in enumerate(PROMPTS.splitlines() * 3)), ""]
 
 
-@pytest.mark.parametrize("mode", [[], ["-s"]])
-@pytest.mark.long
-def test_the_summary_says_what_happened(prompts: Path, tmp_path: Path, mode: list[str]) -> None:
-    """The first answers, the number of requests, speed, and the times that the answers have."""
-    with EchoServer() as server:
-        done = run("-u", server.url, "--iterations", 5, *mode, cwd=tmp_path)
-    answers, rest = done.stdout.splitlines()[2:5], "\n".join(done.stdout.splitlines()[5:-1])
-    assert answers[1] == '"The capital of France is" -> " 1: The capital of France is"'
-    assert re.search(r"^Requests: 10 sent, 10 answered, in \d+\.\d\d s$", rest, re.MULTILINE)
-    assert re.search(r"^Throughput: [\d,]+ output tokens/s \(245 tokens\), [\d.e+]+ requests/s$", rest, re.MULTILINE)
-    assert re.search(r"^E2EL: p50 [\d.]+ ms, p99 [\d.]+ ms$", rest, re.MULTILINE)
-    assert bool(re.search(r"^TTFT: p50 [\d.]+ ms, p99 [\d.]+ ms\nTPOT: p50 [\d.]+ ms", rest, re.MULTILINE)) == bool(mode)
-    assert ("need --streaming-mode" in rest) != bool(mode)
-
-
-@pytest.mark.long
-def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
-    """As older ones of the official backend; the other figures are there."""
-    with EchoServer(lacking=["return_num_output_tokens"]) as server:
-        done = run("-u", server.url, "-s", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^Throughput: [\d.e+]+ requests/s; this server does not count tokens$", done.stdout, re.MULTILINE)
-    assert "TTFT: p50" in done.stdout
-    assert "TPOT" not in done.stdout
-
-
-@pytest.mark.long
-def test_prompts_of_the_checkout_are_asked_from_any_folder(tmp_path: Path) -> None:
-    """The tutorial's command works where there is no prompts.txt."""
-    with EchoServer() as server:
-        done = run("-u", server.url, cwd=tmp_path)
-    assert done.stdout.startswith(f"Loading inputs from `{CHECKOUT / 'prompts.txt'}`...")
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "prompts"),
     [
@@ -260,16 +224,6 @@ def test_prompts_on_the_command_line_are_asked(
     assert shown[2 : 2 + len(prompts)] == [f'"{text}" -> " {number}: {text}"' for number, text in enumerate(prompts)]
     assert shown[2 + len(prompts)].startswith(f"Requests: {len(prompts)} sent")
     assert len((tmp_path / "results.txt").read_text().split("\n\n=========\n\n")) == len(prompts) + 1
-
-
-def test_a_load_of_prompts_of_the_command_line_does_not_print_each_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a measurement."""
-    monkeypatch.chdir(tmp_path)
-    with EchoServer() as server:
-        assert client.main(["-u", server.url, "one", "--num-prompts", "20"]) == 0
-    assert "->" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("most", "code", "last"), [(0, 1, "FAIL: vLLM example"), (1, 0, "PASS: vLLM example")])
@@ -318,53 +272,6 @@ def test_results_are_stored_if_nobody_reads_the_output(prompts: Path, tmp_path: 
     assert (child.returncode, errors) == (0, "")
     assert (tmp_path / "results.txt").read_text().startswith(" 0: Hello, my name is\n")
     assert json.loads((tmp_path / "r.json").read_text())["completed"] == 2
-
-
-@pytest.mark.parametrize("mode", [[], ["-s"]])
-@pytest.mark.long
-def test_pieces_of_a_streamed_answer_are_joined(prompts: Path, tmp_path: Path, mode: list[str]) -> None:
-    """With -s the answer comes in pieces and is the same text; the server sees the flag as the tensor `stream`."""
-    with EchoServer() as server:
-        done = run("-u", server.url, "--verbose", *mode, cwd=tmp_path)
-        assert server.streamed == [bool(mode)] * 2
-    assert done.returncode == 0
-    assert '"The capital of France is" -> " 1: The capital of France is"' in done.stdout.splitlines()
-
-
-@pytest.mark.long
-def test_failed_request_fails_the_run_and_is_named(tmp_path: Path) -> None:
-    """One of three fails: exit 1 and FAIL; stderr says which and why; the answers of the others are stored."""
-    (tmp_path / "prompts.txt").write_text("one\nplease fail\nthree\n")
-    with EchoServer() as server:
-        done = run("-u", server.url, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "FAIL: vLLM example"
-    assert done.stderr == 'error: request 1 ("please fail"): told to fail\n'
-    assert "1 failed (1 error from the model)" in done.stdout
-    assert (tmp_path / "results.txt").read_text().startswith(" 0: one\n\n=========\n\n\n\n=========\n\n 2: three\n")
-
-
-@pytest.mark.long
-def test_slow_answer_is_given_up_after_the_stream_timeout(prompts: Path, tmp_path: Path) -> None:
-    """--stream-timeout ends the wait, and the message names the option."""
-    with EchoServer(delay=lambda number: 600.0 * number) as server:
-        done = run("-u", server.url, "-t", "0.5", cwd=tmp_path)
-    assert done.returncode == 1
-    given_up = 'request 1 ("The capital of France is"): no complete answer within 0.5 s (--stream-timeout)\n'
-    assert given_up in done.stderr  # so may request 0 be, on a slow machine
-
-
-@pytest.mark.long
-def test_interrupt_ends_with_130_and_no_traceback(prompts: Path, tmp_path: Path) -> None:
-    """Ctrl-C while requests are under way."""
-    with EchoServer(delay=lambda _: 600.0) as server:
-        argv = [sys.executable, str(CLIENT), "-u", server.url]
-        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        wait_for(lambda: server.streamed, "the first request")
-        child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=LIMIT)
-    assert child.returncode == 130
-    assert errors.strip() == "interrupted"
 
 
 @pytest.fixture

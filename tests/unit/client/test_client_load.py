@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -19,25 +18,6 @@ from support.patience import LIMIT, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-@pytest.mark.long
-def test_records_as_json_lines(prompts: Path, tmp_path: Path) -> None:
-    """Each as soon as it has ended, with its index: the first request waits until the second one's record is there."""
-    results = tmp_path / "results.txt"
-
-    def delay(number: int) -> float:
-        if number == 0:
-            wait_for(lambda: results.is_file() and results.read_text().endswith("\n"), "the record of the second request")
-        return 0.0
-
-    with EchoServer(delay) as server:
-        done = run("-u", server.url, "-s", "--results-format", "jsonl", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [record["index"] for record in records] == [1, 0]
-    assert records[1]["completions"] == [" 0: Hello, my name is"]
-    assert len(records[1]["times"]) == records[1]["output_tokens"] == 21
 
 
 @pytest.mark.parametrize(
@@ -150,29 +130,6 @@ def test_what_the_answers_do_not_have_is_null(prompts: Path, tmp_path: Path, lac
 
 
 @pytest.mark.long
-def test_a_goal_for_tpot_needs_a_server_that_counts_tokens(prompts: Path, tmp_path: Path) -> None:
-    """Otherwise every answer would be good. Nothing is sent."""
-    with EchoServer(lacking=("return_num_output_tokens",)) as server:
-        done = run("-u", server.url, "-s", "--goodput", "tpot:20", "--num-warmups", 1, cwd=tmp_path)
-        assert server.streamed == []
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: the model 'vllm' does not count tokens, and a goal for tpot (--goodput) needs them")
-
-
-@pytest.mark.long
-def test_failures_of_the_second_server_are_named(prompts: Path, tmp_path: Path) -> None:
-    """With its address and the reason."""
-
-    def break_down(_: int) -> float:
-        raise ValueError("on fire")
-
-    with EchoServer() as first, EchoServer(break_down) as second:
-        done = run("-u", first.url, "--versus", second.url, cwd=tmp_path)
-    assert done.returncode == 1
-    assert re.search(rf'^error: request \d \(".*"\) and 1 more: {second.url}: .*on fire$', done.stderr, re.MULTILINE)
-
-
-@pytest.mark.long
 def test_an_interrupt_reports_what_was_answered(prompts: Path, tmp_path: Path) -> None:
     """Ctrl-C once: nothing more is sent, the answers so far are stored, and each sent request has an outcome."""
     with EchoServer(delay=lambda number: 0.0 if number < 5 else 600.0) as server:
@@ -198,49 +155,6 @@ def test_an_interrupt_reports_what_was_answered(prompts: Path, tmp_path: Path) -
     assert json.loads((tmp_path / "r.json").read_text())["interrupted"] is True
     texts = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
     assert [text.partition(":")[0] for text in texts] == [" 0", " 1", " 2", " 3", " 4", "", "", "", "", ""]
-
-
-@pytest.mark.long
-def test_an_error_of_the_client_ends_the_run_at_once(tmp_path: Path) -> None:
-    """The disk is full for the first answer: the requests under way are cancelled, and no other is sent."""
-    (tmp_path / "prompts.txt").write_text("\n".join(["x" * (2 << 20), *["y"] * 40]))
-    with EchoServer(delay=lambda number: 600.0 if number else 0.0) as server:
-        argv = [sys.executable, str(CLIENT), "-u", server.url, "--max-concurrency", "4"]
-        limited = ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *argv]
-        done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-        assert len(server.streamed) <= 4
-    assert done.returncode == 1
-    assert done.stderr == "error: cannot write .: File too large; name another file with --results-file\n"
-
-
-@pytest.mark.long
-def test_an_interrupt_of_the_warm_up_ends_the_client(prompts: Path, tmp_path: Path) -> None:
-    """As Ctrl-C at any other time; there is nothing to report."""
-    with EchoServer(delay=lambda _: 600.0) as server:
-        argv = [sys.executable, str(CLIENT), "-u", server.url, "--num-warmups", "2"]
-        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        wait_for(lambda: len(server.streamed) == 2, "the warm-up")
-        child.send_signal(signal.SIGINT)
-        output, errors = child.communicate(timeout=LIMIT)
-    assert (child.returncode, errors.strip()) == (130, "interrupted")
-    assert output == "Loading inputs from `prompts.txt`...\n"
-
-
-@pytest.mark.long
-def test_an_interrupt_in_turns_counts_the_time_of_the_block(prompts: Path, tmp_path: Path) -> None:
-    """Ctrl-C in the first block: its answers took the time that the block has taken so far."""
-    with EchoServer(delay=lambda number: 600.0 * (number == 1)) as server:
-        flags = ["--versus", server.url, "--iterations", "40", "--max-concurrency", "2", "--report", "r.json"]
-        flags += ["--seed", "1"]  # the first block is the first server's
-        argv = [sys.executable, str(CLIENT), "-u", server.url, *flags]
-        child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        wait_for(lambda: len(server.streamed) == 4, "the block but for its second request")
-        child.send_signal(signal.SIGINT)
-        child.communicate(timeout=LIMIT)
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert report["sent"] == 4
-    assert report["completed"] == pytest.approx(report["request_throughput"] * report["duration"])
-    assert report["duration"] > 0
 
 
 @pytest.mark.long

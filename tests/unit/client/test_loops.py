@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,27 +74,6 @@ async def test_what_was_under_way_at_the_end_is_cancelled(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["closed", "open"])
-async def test_what_has_failed_is_not_cancelled(kind: str) -> None:
-    """A request that has failed may wait for its server when the loop ends."""
-    done: list[Record] = []
-    asked = asyncio.Event()
-    client = Fake()
-
-    async def fail(request: Request, record: Record) -> None:
-        record.fail("connection", "lost")
-        asked.set()
-        await asyncio.Event().wait()
-
-    client.ask = fail  # type: ignore[method-assign]
-    task = asyncio.create_task(run(client, kind, done, places=1))
-    await asked.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert [record.outcome for record in done] == [Outcome.FAILED]
-
-
-@pytest.mark.parametrize("kind", ["closed", "open"])
 async def test_an_exception_of_a_client_ends_the_loop(kind: str) -> None:
     """At once, although others never end; nothing is left running."""
     done: list[Record] = []
@@ -114,23 +92,6 @@ async def test_an_open_loop_gives_up_the_rest() -> None:
     await open_loop([client] * 8, ((0.0, request) for request in requests(8)), done.append, started=0.0, give_up=soon)
     outcomes = {record.request.index: record.outcome for record in done}
     assert outcomes.get(3, Outcome.CANCELLED) is Outcome.CANCELLED
-
-
-async def test_no_request_of_an_open_loop_starts_later() -> None:
-    """What waits for a place until then is not sent; what was sent before is waited for."""
-    done: list[Record] = []
-    client = Fake()
-    until = time.perf_counter() + 0.1
-
-    async def ask_until(request: Request, record: Record) -> None:
-        client.asked.append(request.index)
-        await asyncio.sleep(until - time.perf_counter() + 0.01)
-        record.add(("x",), 1)
-
-    client.ask = ask_until  # type: ignore[method-assign]
-    await open_loop([client] * 2, ((0.0, request) for request in requests(8)), done.append, started=0.0, until=until)
-    assert len(client.asked) <= 2  # none on a machine that stood still
-    assert [record.outcome for record in done] == [Outcome.ANSWERED] * len(client.asked)
 
 
 async def test_an_open_loop_has_no_more_in_flight_than_places() -> None:

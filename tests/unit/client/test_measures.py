@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest import answers, samples
-from loadtest.answers import TextStore
 from loadtest.measures import Measures
-from loadtest.overhead import Overhead
 from loadtest.record import Outcome, Record, Request
-from loadtest.run import Result
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 REQUEST = Request(0, "", {}, stream=True)
 
@@ -68,19 +62,6 @@ def test_the_definitions() -> None:
     assert found["from_planned_time"]["median_e2el_ms"] == pytest.approx(600)  # 900 and 300
 
 
-def test_seconds_count_from_the_start() -> None:
-    """In an open loop a later request may end first, and the first one may fail."""
-    late = record(13.5, [13.75], 1)
-    early = record(12.1, [13.55, 13.7, 14.2], 3)
-    found = Measures(start=10.6)
-    for each in (late, early, record(11.0, [14.7], 1), failed(10.6)):
-        found.add(each)
-    assert found.pieces_in == {2: 1, 3: 3, 4: 1}
-    figures = found.figures(5.0)
-    assert figures["max_output_tokens_per_s"] == 3.0
-    assert figures["max_concurrent_requests"] == 3
-
-
 def test_a_failure_has_no_times_but_counts() -> None:
     """Throughput is of answers; where failures count as infinite, half of the requests never ended."""
     found = measured(record(1.0, [1.5], 1), failed(1.0), failed(1.2, "refused")).figures(1.0)
@@ -117,35 +98,3 @@ def test_an_empty_response_is_no_piece() -> None:
     found.add(("",), 0)
     assert (found.output_tokens, len(found.times)) == (5, 3)
     assert (found.text, found.completions) == (" a", [" a", " x y"])
-
-
-@pytest.mark.long
-def test_memory_does_not_grow_with_the_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """After the first thousands, another 20,000 answers of ten pieces need 16 bytes each, for the place of their text."""
-    monkeypatch.setattr(samples, "EXACT_LIMIT", 1000)
-    monkeypatch.setattr(answers, "_IN_MEMORY", 1000)
-    store = TextStore(tmp_path)
-    kept = Result(None, "vllm", measures=Measures(), overhead=Overhead(), texts=store)
-    source = random.Random(1)
-
-    def add(numbers: range) -> None:
-        for number in numbers:
-            times = sorted(source.random() for _ in range(10))
-            request = Request(number, "", {}, stream=True)
-            answered = number % 10
-            outcome = Outcome.ANSWERED if answered else Outcome.FAILED
-            found = Record(request, due=0.0, sent=0.0, times=times, output_tokens=10, pieces=[["text"] * 10], outcome=outcome)
-            if not answered:
-                found.fail("timeout", f"reason {number}")
-            kept.add(found)
-
-    add(range(5000))
-    tracemalloc.start()
-    try:
-        add(range(5000, 25000))
-        grown, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-        store.close()
-    assert kept.measures.itl.count == 22500 * 9
-    assert grown < 20_000 * 16 + 300_000  # bytes; the second figure is for arrays that have not been emptied yet

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from loadtest.answers import as_json
-from loadtest.endpoint import Endpoint
 from loadtest.errors import InputError
 from loadtest.measures import Measures
-from loadtest.openai import OpenAIClient
-from loadtest.options import parse
 from loadtest.record import Outcome
-from loadtest.versus import Comparison, send_in_turns
 from support.client_run import CLIENT, PROMPTS, SCHEMA, matches, run
-from support.grpc_echo import EchoServer
 from support.openai_ask import ask, request
 from support.openai_echo import OpenAIEcho
-from support.patience import LIMIT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,14 +51,6 @@ def test_several_completions_are_in_their_order(streaming: bool) -> None:
     assert len(record.finish_reasons) == 3
 
 
-def test_an_adapter_is_a_model_here() -> None:
-    """Its name is no sampling parameter of vLLM's server."""
-    with OpenAIEcho() as server:
-        ask(server, [request(0, "x", parameters={"lora_name": "adapter"})])
-        assert server.asked[0][1]["model"] == "adapter"
-        assert "lora_name" not in server.asked[0][1]
-
-
 @pytest.mark.parametrize(("streaming", "failure"), [(False, "status 400"), (True, "error from the model")])
 def test_an_error_is_that_of_its_prompt(streaming: bool, failure: str) -> None:
     """Whether it comes as a status, or within a stream; the others have their answers."""
@@ -82,21 +66,6 @@ def test_a_stream_that_ends_early_is_no_answer(cut: int, failure: str) -> None:
     with OpenAIEcho(cut=cut) as server:
         found = ask(server, [request(0, "some text", stream=True)])[0]
     assert (found.outcome, found.failure) == (Outcome.FAILED, failure)
-
-
-def test_streams_share_a_connection() -> None:
-    """A request that had to connect first would have a longer time to first token."""
-    with OpenAIEcho(pause=0.01) as server:
-        found = ask(server, [request(number, "x", stream=True) for number in range(50)], places=1)
-        assert len(server.connections) == 1
-    assert {record.outcome for record in found.values()} == {Outcome.ANSWERED}
-
-
-def test_the_last_line_may_lack_its_end() -> None:
-    """The answer is complete."""
-    with OpenAIEcho(cut=-2) as server:
-        found = ask(server, [request(0, "some text", stream=True)])[0]
-    assert (found.outcome, found.output_tokens, found.finish_reasons) == (Outcome.ANSWERED, 13, ("length",))
 
 
 PIECE = '{"choices": [{"index": 0, "text": "a"}], "error": null}'
@@ -130,34 +99,11 @@ def test_a_strange_stream_does_not_end_the_run(events: list[str], failure: str, 
     assert as_json(found, 0.0)["output_tokens"] == tokens
 
 
-def test_parameters_of_a_prompt_leave_the_request_as_it_is() -> None:
-    """A line of JSONL may have any."""
-    parameters = {"stream": False, "stream_options": {}, "model": "adapter", "prompt": "other"}
-    with OpenAIEcho() as server:
-        found = ask(server, [request(0, "x", stream=True, parameters=parameters)])[0]
-        body = server.asked[0][1]
-    assert (body["model"], body["stream_options"]) == ("echo", {"include_usage": True})
-    assert (found.text, found.output_tokens) == (" 0: x", 5)
-
-
 def test_no_answer_within_the_timeout() -> None:
     """The message names the option, as with Triton."""
     with OpenAIEcho(delay=lambda _: 600.0) as server:
         record = ask(server, [request(0, "x")], stream_timeout=0.2)[0]
     assert (record.failure, record.reason) == ("timeout", "no complete answer within 0.2 s (--stream-timeout)")
-
-
-@pytest.mark.long
-def test_a_request_is_given_up_after_its_pieces() -> None:
-    """The connection is closed, so that the server stops working on it."""
-    with OpenAIEcho() as server:
-        found = ask(
-            server, [request(0, "x" * 500_000, stream=True, cancel_after=3), request(1, "y", stream=True, cancel_after=99)]
-        )
-        assert server.gone.wait(LIMIT)
-    assert found[0].outcome is Outcome.CANCELLED
-    assert len(found[0].times) >= 3
-    assert found[1].outcome is Outcome.ANSWERED
 
 
 def test_pictures_outside_of_messages_are_refused() -> None:
@@ -186,20 +132,6 @@ def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> Non
     assert report["median_tpot_ms"] > 0
 
 
-@pytest.mark.long
-def test_a_server_that_does_not_count_tokens_has_no_figures_in_tokens(prompts: Path, tmp_path: Path) -> None:
-    """Nor a verdict about a goal for them, whatever it says of a warm-up."""
-    with OpenAIEcho(counts=lambda number: number == 0) as server:
-        flags = ["-s", "--report", "r.json", "--goodput", "tpot:1000", "--num-warmups", 1]
-        done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "this server does not count tokens" in done.stdout
-    report = json.loads((tmp_path / "r.json").read_text())
-    matches(report, SCHEMA)
-    names = ("total_output_tokens", "output_throughput", "max_output_tokens_per_s", "median_tpot_ms", "request_goodput")
-    assert [report[name] for name in names] == [None] * 5
-
-
 @pytest.mark.parametrize("mode", [[], ["-s"]])
 @pytest.mark.long
 def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: list[str], prompts: Path, tmp_path: Path) -> None:
@@ -223,21 +155,6 @@ def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: lis
 
 
 @pytest.mark.long
-def test_triton_and_vllms_server_are_compared(prompts: Path, tmp_path: Path) -> None:
-    """The same prompts and sampling parameters; each has its own model."""
-    with EchoServer() as first, OpenAIEcho() as second:
-        flags = ["--versus", second.url, "--versus-backend", "openai", "-s", "--iterations", 10, "--report", "r.json"]
-        done = run("-u", first.url, *flags, cwd=tmp_path)
-        asked = sorted(tensors["text_input"][4:].decode() for tensors in first.requests)
-        assert asked == sorted(body["prompt"] for _, body in second.asked)
-        assert {body["max_tokens"] for _, body in second.asked} == {100}
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert (report["backend"], report["model_id"]) == ("triton", "vllm")
-    assert (report["versus"]["model_id"], report["versus"]["completed"]) == ("echo", 20)
-
-
-@pytest.mark.long
 def test_two_servers_are_not_compared_in_tokens_that_one_has_not_counted(prompts: Path, tmp_path: Path) -> None:
     """Its blocks would seem slower by what is missing. In the other blocks the two are compared."""
     with OpenAIEcho() as first, OpenAIEcho(counts=lambda number: number >= 28 or number % 2 == 0) as second:
@@ -251,49 +168,6 @@ def test_two_servers_are_not_compared_in_tokens_that_one_has_not_counted(prompts
     assert report["output_throughput"] > 0
     assert [pair[1] is None for pair in report["versus"]["output_throughput"]["blocks"]] == [True] * 14 + [False] * 6
     assert report["versus"]["output_throughput"]["pairs"] == 6
-
-
-@pytest.mark.long
-def test_blocks_begin_with_open_connections(prompts: Path, tmp_path: Path) -> None:
-    """The server closes idle ones during the other server's block; to connect again is no part of a block's times."""
-    with EchoServer(delay=lambda _: 1.5) as first, OpenAIEcho(idle=0.75) as second:
-        flags = ["--versus", second.url, "--versus-backend", "openai", "-s", "--num-prompts", 4, "--max-concurrency", 1]
-        done = run("-u", first.url, *flags, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(second.asked) == 4
-    assert len(second.connections) >= 3  # the server has closed them
-    assert second.connected_for_an_answer == 0
-
-
-def test_to_connect_is_no_part_of_the_load() -> None:
-    """Neither of the time for which the client is watched, nor with more connections than a block has requests."""
-    slow = 0.05
-    asked: list[int] = []
-
-    class SlowClient(OpenAIClient):
-        async def connect(self, connections: int) -> None:
-            await super().connect(connections)
-            asked.append(connections)
-            await asyncio.sleep(slow)
-
-    async def send() -> None:
-        async with SlowClient(Endpoint(server.url, "echo")) as client:
-            load = (request(number, "x") for number in range(40))
-            await send_in_turns(
-                [client, client],
-                load,
-                parse(["--versus", server.url, "--max-concurrency", "8"]),
-                (lambda _: None, lambda _: None),
-                count=40,
-                comparison=comparison,
-            )
-
-    began = time.perf_counter()
-    with OpenAIEcho() as server:
-        comparison = Comparison(server.url, "openai")
-        asyncio.run(send())
-    assert asked == [2] * 40
-    assert 0 < comparison.overhead.seconds < time.perf_counter() - began - len(asked) * slow
 
 
 @pytest.mark.long

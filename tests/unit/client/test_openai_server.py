@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import client as command
-from loadtest.endpoint import Endpoint
-from loadtest.errors import ClientError, InputError, NoSuchModelError, ServerGoneError
-from loadtest.loops import closed_loop
-from loadtest.openai import OpenAIClient
-from loadtest.record import Outcome, Record
+from loadtest.errors import ClientError
+from loadtest.record import Outcome
 from support.client_run import run
 from support.grpc_echo import EchoServer
 from support.openai_ask import ask, request
 from support.openai_echo import OpenAIEcho
-from support.patience import LIMIT, pause, wait_for
+from support.patience import pause
 from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
@@ -65,12 +60,6 @@ def test_a_redirect_gets_no_headers() -> None:
         assert not other.connections
 
 
-def test_headers_are_sent() -> None:
-    """As a server with --api-key needs them."""
-    with OpenAIEcho(key="Bearer me") as server:
-        assert ask(server, [request(0, "x")], headers={"authorization": "Bearer me"})[0].outcome is Outcome.ANSWERED
-
-
 @pytest.mark.parametrize(
     ("key", "flags", "status"), [(KEY, [], 0), ("wrong", [], 1), ("wrong", ["--header", f"authorization=Bearer {KEY}"], 0)]
 )
@@ -86,51 +75,6 @@ def test_the_key_may_be_in_the_environment(
     for secret in (key, KEY):
         assert secret not in done.stdout + done.stderr + written
     assert ("give its key in OPENAI_API_KEY" in done.stderr) == bool(status)
-
-
-def test_both_of_two_servers_get_the_key(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they get the headers, and as --help says."""
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with OpenAIEcho(key=f"Bearer {KEY}") as first, OpenAIEcho(key=f"Bearer {KEY}") as second:
-        done = run("--backend", "openai", "-u", first.url, "--versus", second.url, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert len(first.asked) == len(second.asked) == 2
-
-
-@pytest.mark.parametrize("key", ["sécret", "sec\nret"])
-def test_a_key_that_no_header_can_have_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without showing it."""
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with OpenAIEcho() as server, pytest.raises(InputError, match="OPENAI_API_KEY has a character") as caught:
-        ask(server, [request(0, "x")])
-    assert key not in str(caught.value)
-
-
-def test_a_model_that_the_server_does_not_list_is_not_waited_for() -> None:
-    """The others are named."""
-    began = time.monotonic()
-    with OpenAIEcho() as server, pytest.raises(NoSuchModelError, match="has no model 'other', but echo, adapter"):
-        ask(server, [request(0, "x")], model="other", wait_ready=600.0)
-    assert time.monotonic() - began < LIMIT
-
-
-def test_a_model_that_was_there_is_waited_for() -> None:
-    """After the connection was lost, a router may list others while it loads again."""
-    done: list[Record] = []
-
-    async def send() -> None:
-        async with OpenAIClient(Endpoint(server.url, "echo", reconnect=60.0)) as client:
-            await client.require_model(["text_input"])
-            server.models = {"data": [{"id": "adapter"}]}
-            load = ((request(number, "x", stream=True),) for number in range(2))
-            task = asyncio.create_task(closed_loop([client], load, done.append))
-            await asyncio.to_thread(wait_for, lambda: server.listed >= 3, "the client to ask again")
-            server.models = {"data": [{"id": "echo"}]}
-            await task
-
-    with OpenAIEcho(cut=100) as server:
-        asyncio.run(send())
-    assert [record.failure for record in done] == ["connection"] * 2
 
 
 @pytest.mark.parametrize("late", ["server", "model"])
@@ -162,24 +106,6 @@ def test_a_port_that_speaks_something_else_is_no_server() -> None:
     """Such as Triton's gRPC."""
     with EchoServer() as server, pytest.raises(ClientError, match=r"no OpenAI server answers at .*8000 by default"):
         ask(OpenAIEcho(), [request(0, "x")], url=server.url)
-
-
-def test_a_server_that_stays_away_ends_the_run() -> None:
-    """It is waited for once."""
-
-    async def send() -> None:
-        async with OpenAIClient(Endpoint(server.url, "", reconnect=0.3)) as client:
-            await client.require_model(["text_input"])
-            load = ((request(number, "x"),) for number in range(100))
-            task = asyncio.create_task(closed_loop([client] * 4, load, lambda _: None))
-            await asyncio.to_thread(wait_for, lambda: len(server.asked) == 4, "requests that wait")
-            await asyncio.to_thread(server.__exit__)
-            await task
-
-    server = OpenAIEcho(delay=lambda _: 600.0)
-    server.__enter__()
-    with pytest.raises(ServerGoneError, match=r"lost.* 0\.3 s \(--reconnect\) no OpenAI server answers"):
-        asyncio.run(send())
 
 
 def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:

@@ -37,16 +37,3 @@ def test_lines_are_where_their_figures_are() -> None:
     assert (ttft[0][1], ttft[-1][1]) == (250.0, 40.0)
     assert [y for _, y in speed] == pytest.approx([250 - 6 / 10 * 210] * 8, abs=0.1)
     assert [x for x, _ in speed] == pytest.approx([70 + 550 * second / 5 for second in (0, 1, 1, 2, 2, 3, 3, 4)], abs=0.1)
-
-
-def test_times_that_the_answers_do_not_have_are_not_drawn() -> None:
-    """TPOT without token counts, for example."""
-    e2el, _ = lines_of(draw(run_of(8), "run", without=("ttft", "tpot")))
-    assert e2el[0][0] == pytest.approx(70 + 440, abs=0.1)
-
-
-def test_a_run_without_answers_has_a_picture() -> None:
-    """With axes, and a title that is text."""
-    (speed,) = lines_of(draw(Measures(), "a < b"))
-    assert [y for _, y in speed] == [250.0, 250.0]
-    assert "a &lt; b" in draw(Measures(), "a < b")

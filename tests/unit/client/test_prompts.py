@@ -78,14 +78,6 @@ def test_a_wrong_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
         load_prompts(file)
 
 
-def test_requests_count_over_all_iterations() -> None:
-    """Again and again, as many as there are to be, or without an end."""
-    prompts = RepeatedPrompts((Prompt("a"), Prompt("b")))
-    made = [(request.index, request.prompt) for request in make_requests(prompts, SETTINGS, count=5)]
-    assert made == [(0, "a"), (1, "b"), (2, "a"), (3, "b"), (4, "a")]
-    assert len(list(itertools.islice(make_requests(prompts, SETTINGS, count=None), 50))) == 50
-
-
 def test_a_share_of_the_requests_is_cancelled() -> None:
     """The same ones for the same seed, after one piece or more."""
     cancelling = RequestSettings(stream=True, parameters={}, cancel_rate=0.3, seed=5)
@@ -107,12 +99,3 @@ def test_random_prompts_have_their_lengths_and_a_common_beginning() -> None:
     assert len({tuple(each[7:]) for each in words}) == 50
     assert made == list(itertools.islice(source, 50))
     assert made != list(itertools.islice(RandomPrompts(words=20, prefix_words=7, seed=2), 50))
-
-
-def test_prompts_need_the_inputs_that_they_have() -> None:
-    """Texts, chats and pictures."""
-    picture = Prompt("a", images=("x",))
-    chat = Prompt("[]", is_chat=True)
-    assert A.inputs == RandomPrompts(words=5).inputs == {"text_input"}
-    assert RepeatedPrompts((chat,)).inputs == {"messages"}
-    assert RepeatedPrompts((Prompt("a"), chat, picture)).inputs == {"text_input", "messages", "image"}

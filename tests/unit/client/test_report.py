@@ -36,20 +36,6 @@ def test_a_bottleneck_gives_no_verdict() -> None:
     assert Overhead(cpu_seconds=4.5, seconds=9.0).reasons() == []
 
 
-def test_a_handful_of_requests_has_no_bottleneck() -> None:
-    """Their run is over before the client's part can be told from chance."""
-    watched = Overhead(cpu_seconds=1.8, seconds=1.9)
-    watched.lag.extend([0.5] * 10)
-    assert watched.reasons() == []
-
-
-@pytest.mark.parametrize("flags", [["--plot", "a.svg"], ["-s", "--cancel-rate", "0.1"], ["--metric-percentiles", "90"]])
-def test_who_asks_for_figures_gets_them(flags: list[str]) -> None:
-    """With the client's own part, and from the planned time."""
-    assert parse(flags).is_load_test
-    assert not parse(["-s", "--metric-percentiles", "99"]).is_load_test
-
-
 def test_a_bottleneck_is_named_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """And percentiles from a histogram, too, whatever was asked for."""
     monkeypatch.setattr(samples, "EXACT_LIMIT", 2)

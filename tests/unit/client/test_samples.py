@@ -30,12 +30,6 @@ def test_percentiles_are_those_of_numpy() -> None:
         assert (found.mean(), found.deviation()) == pytest.approx((np.mean(part), np.std(part)), rel=1e-9)
 
 
-def test_no_values_are_zero() -> None:
-    """As in `vllm bench serve`."""
-    found = Samples()
-    assert (found.percentile(99), found.mean(), found.deviation()) == (0.0, 0.0, 0.0)
-
-
 def test_many_values_become_a_histogram_with_an_error_of_at_most_one_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     """From microseconds to hours, and zeros; the memory is that of the buckets, and none is lost at the change."""
     monkeypatch.setattr(samples, "EXACT_LIMIT", 1000)

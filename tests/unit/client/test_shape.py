@@ -9,13 +9,7 @@ import pytest
 
 from loadtest.options import parse, request_count
 from loadtest.record import Record, Request
-from loadtest.shape import due_times, places_for, send_load
-
-
-@pytest.mark.parametrize(("limit", "count", "places"), [(1000, None, 1000), (8, 100, 8), (1000, 100, 100), (None, 100, 100)])
-def test_the_limit_is_that_of_the_user(limit: int | None, count: int | None, places: int) -> None:
-    """Whatever the default is; there are no more places than requests."""
-    assert places_for(limit, count) == places
+from loadtest.shape import due_times, send_load
 
 
 @pytest.mark.parametrize("rate", ["0.26", "0.24", "0.01"])
@@ -26,13 +20,6 @@ def test_all_requests_are_due_within_the_duration(rate: str) -> None:
     assert count == max(1, round(float(rate) * 10))
     times = due_times(options, count)
     assert times[-1] + times[0] <= 10.0 + 1e-9
-
-
-def test_each_block_has_arrivals_of_its_own() -> None:
-    """Otherwise the blocks of --versus would repeat one accident of the random numbers."""
-    options = parse(["--request-rate", "5"])
-    assert due_times(options, 50, block=0) == due_times(options, 50, block=0)
-    assert due_times(options, 50, block=0) != due_times(options, 50, block=1)
 
 
 async def test_no_request_starts_after_the_duration() -> None:

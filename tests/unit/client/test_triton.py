@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import grpc  # type: ignore[import-untyped]
 import pytest
 
-from loadtest.endpoint import Endpoint, Readiness
-from loadtest.errors import ClientError, NoSuchModelError, ServerGoneError
+from loadtest.endpoint import Endpoint
+from loadtest.errors import ClientError, NoSuchModelError
 from loadtest.loops import closed_loop
 from loadtest.record import Outcome, Record, Request
 from loadtest.triton import TritonClient
 from support.grpc_echo import EchoServer
-from support.patience import LIMIT, wait_for
+from support.patience import LIMIT
 from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
@@ -60,14 +60,6 @@ def test_a_record_is_that_of_its_prompt(streaming: bool) -> None:
         assert found[number].sent <= found[number].times[0] <= found[number].times[-1]
 
 
-def test_an_error_is_that_of_its_prompt() -> None:
-    """The others have their answers."""
-    with EchoServer() as server:
-        found = ask(server, [request(0, "a"), request(1, "fail"), request(2, "c")])
-    assert [found[number].outcome for number in range(3)] == [Outcome.ANSWERED, Outcome.FAILED, Outcome.ANSWERED]
-    assert (found[1].failure, found[1].reason) == ("error from the model", "told to fail")
-
-
 def test_a_request_says_what_it_asks_for() -> None:
     """Ids from the offset on, headers, parameters, a chat in the input of that name, and whether the prompt comes back."""
     chat = request(1, '[{"role": "user"}]', is_chat=True)
@@ -80,13 +72,6 @@ def test_a_request_says_what_it_asks_for() -> None:
     assert "exclude_input_in_output" not in first
     assert "text_input" not in second
     assert json.loads(second["messages"][4:]) == [{"role": "user"}]
-
-
-def test_a_model_without_counts_is_asked_without() -> None:
-    """As older ones of the official backend are."""
-    with EchoServer(lacking=("return_num_output_tokens", "return_finish_reason")) as server:
-        assert ask(server, [request(0, "a")])[0].outcome is Outcome.ANSWERED
-        assert not any("return_num_output" in name for name in server.requests[0])
 
 
 def test_a_request_is_given_up_after_its_pieces() -> None:
@@ -147,16 +132,6 @@ BOTH_ANSWERS = pytest.mark.parametrize("errors", [False, True], ids=["24.10", "2
 """What the two releases answer about a model that is not ready."""
 
 
-@BOTH_ANSWERS
-def test_a_model_may_become_ready_later(errors: bool) -> None:
-    """With --wait-ready, the client waits."""
-    with EchoServer(unready=2, errors=errors) as server:
-        assert ask(server, [request(0, "x")], wait_ready=60.0)[0].outcome is Outcome.ANSWERED
-        assert server.unready < 0
-    with EchoServer(unready=2, errors=errors) as server, pytest.raises(ClientError, match=r"'vllm' ready.*; wait for it to load"):
-        ask(server, [request(0, "x")])
-
-
 def test_a_server_may_come_up_later() -> None:
     """Nothing listens when the client starts."""
     port = free_ports().grpc
@@ -198,35 +173,6 @@ def test_a_server_that_may_not_list_its_models_is_waited_for(errors: bool) -> No
         ask(server, [request(0, "x")], model="other", wait_ready=0.5)
 
 
-@pytest.mark.parametrize("places", [1, 8])
-def test_a_server_that_stays_away_ends_the_run(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client waits once, however many requests were lost, and sends no other."""
-    waits: list[float] = []
-    wait = Readiness.wait
-
-    async def count(self: Readiness, seconds: float, *, again: bool = False) -> None:
-        waits.append(seconds)
-        await wait(self, seconds, again=again)
-
-    monkeypatch.setattr(Readiness, "wait", count)
-
-    async def run() -> None:
-        async with TritonClient(Endpoint(server.url, "vllm", wait_ready=1.0, reconnect=0.5)) as client:
-            await client.require_model(["text_input"])
-            load = ((request(number, "x"),) for number in range(100))
-            task = asyncio.create_task(closed_loop([client] * places, load, lambda _: None))
-            await asyncio.to_thread(wait_for, lambda: len(server.streamed) == places, "requests that wait")
-            await asyncio.to_thread(server.__exit__)
-            await task
-
-    with (
-        EchoServer(delay=lambda _: 600.0) as server,
-        pytest.raises(ServerGoneError, match=r"lost.* 0\.5 s \(--reconnect\) no Triton"),
-    ):
-        asyncio.run(run())
-    assert waits == [1.0, 0.5]
-
-
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """docker sets http_proxy in every container, and a proxy knows nothing of the server beside the client."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
@@ -256,9 +202,3 @@ def test_tls_with_a_certificate_of_ones_own(identity: Path) -> None:
         for wrong in ({"ssl": True}, {"ssl": False}):
             with pytest.raises(ClientError, match="no Triton server answers at"):
                 ask(server, [request(0, "x")], tls=wrong)
-
-
-def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
-    """Before anything is sent."""
-    with EchoServer() as server, pytest.raises(ClientError, match=r"cannot read .*none\.pem: No such file .* name a PEM file"):
-        ask(server, [request(0, "x")], tls={"ssl": True, "root_certificates": str(tmp_path / "none.pem")})
