@@ -123,30 +123,3 @@ def test_a_room_does_what_the_table_says(half: Path, room: str) -> None:
     folder = half if room == "top" else half / room
     found = {effect for file in folder.glob("*.py") for effect in effects(file.read_text("utf-8"))}
     assert found == ROOMS[half].get(room, set())
-
-
-@pytest.mark.parametrize(
-    ("source", "effect"),
-    [
-        ("import subprocess\nsubprocess.run(['true'])", PROCESS),
-        ("path.write_text('x')", FILE),
-        ("open('x', 'ab')", FILE),
-        ("os.open(path, os.O_RDWR | os.O_CREAT)", FILE),
-        ("import socket\nsocket.socketpair()", SOCKET),
-        ("threading.Thread(target=f).start()", THREAD),
-        ("concurrent.futures.ThreadPoolExecutor(2)", THREAD),
-        ("context.Process(target=f).start()", PROCESS),
-        ("import torch\ntorch.compile = None", PATCH),
-        ("setattr(module, 'name', 1)", PATCH),
-        ("sys.modules['torch'].compile = None", PATCH),
-        ("os.environ['A'] = 'b'", STATE),
-    ],
-)
-def test_the_test_sees_an_effect(source: str, effect: str) -> None:
-    """Else an empty line of the table would mean nothing."""
-    assert effects(source) == {effect}
-
-
-def test_reading_has_no_effect() -> None:
-    """Nor has a field of one's own."""
-    assert effects("open('x', 'rb').read()\npath.read_text()\nself.x = job.y = 1\n") == set()

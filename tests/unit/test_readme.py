@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,7 @@ import pytest
 
 from support.pages import IN_CONTAINERS, PASTED_PAGES, TYPED, TYPED_PAGES, blocks_in
 from support.reports import FIRST_MINUTE, LATER_FIRST_MINUTES, measured
-from triton_vllm.base.dialect import Dialect
-from triton_vllm.base.limits import Limits
-from triton_vllm.base.official import NAME
 from triton_vllm.request.contract import INPUTS, OUTPUTS, Tensor
-from triton_vllm.startup.settings import Settings
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.next_steps import next_commands
 from vllm_env.lock.pylock import read_pylock
@@ -48,26 +43,6 @@ def test_the_pinned_versions_of_the_readme_are_those_of_the_spec():
     assert f'vllm = "{shown[1]}"' in spec
     (another,) = re.findall(r"--vllm (\S+)`", readme)
     assert another != shown[1]
-
-
-def test_the_parameters_table_is_that_of_the_adapter():
-    """Every parameter that the adapter reads from config.pbtxt is in docs/parameters.md with its default, and no other."""
-    page = (ROOT / "docs/parameters.md").read_text("utf-8")
-    documented = dict(re.findall(r"^\| `(\w+)` \| .*? \| (?:`(.*)`)? ?\|$", page, re.MULTILINE))
-    source = (ROOT / "model_repository/vllm/1/triton_vllm/startup/settings.py").read_text("utf-8")
-    read = dict(re.findall(r'value\("(\w+)", \w+, Settings\.(\w+)\)', source))
-    plain = {name: getattr(Settings, field) for name, field in read.items()}
-    plain |= {field.name.upper(): field.default for field in fields(Limits)}
-    assert documented == {name: _as_parameter(value) for name, value in plain.items()}
-
-
-def _as_parameter(value: Any) -> str:
-    """Write a default as config.pbtxt would have it."""
-    if isinstance(value, Dialect):
-        return NAME if value.is_official else ""
-    if isinstance(value, tuple | str):
-        return value if isinstance(value, str) else ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
 
 
 @pytest.mark.parametrize(
@@ -249,18 +224,6 @@ def test_the_price_is_that_of_locks_and_reports():
     builds = {"build, empty cache": "empty", "build, wheels in the cache": "wheels"}
     for row, step in (builds | {"first start": "first", "later starts": "later"}).items():
         assert cost[row][0] == shown[step]
-
-
-def test_the_volume_of_a_pod_is_large_enough_and_gets_a_subfolder():
-    """docs/kubernetes.md: a volume's own folder can be written by others, so the model would pass it over."""
-    page = (ROOT / "docs/kubernetes.md").read_text("utf-8")
-    named = re.search(r"name: VLLM_ENV_UNPACKED, value: (\S+)}", page)
-    mounted = re.search(r"name: unpacked, mountPath: (\S+)}", page)
-    assert named
-    assert mounted
-    assert Path(named[1]).parent == Path(mounted[1])
-    assert f"emptyDir: {{sizeLimit: {EXTRACTED_SPACE['cuda'] / 1e9:g}G}}" in page
-    assert f"the `cpu` profile needs {EXTRACTED_SPACE['cpu'] / 1e9:g} GB" in page
 
 
 def test_messages_that_are_explained_exist():

@@ -10,7 +10,7 @@ import pytest
 import reference
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 
 def test_the_pages_have_what_the_code_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,26 +18,6 @@ def test_the_pages_have_what_the_code_has(capsys: pytest.CaptureFixture[str]) ->
     assert reference.main(["--check"]) == 0, capsys.readouterr().out
     markers = [re.findall(r"<!-- end of ([\w ]+) -->", page.read_text("utf-8")) for page in reference.PAGES]
     assert {name for page in markers for name in page} >= set(reference.TABLES)
-
-
-def test_an_old_table_is_reported_and_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The rest of the page stays, and the second run has nothing to do."""
-    page = tmp_path / "page.md"
-    begin, end = "before\n<!-- limits: tools/reference.py writes this -->\n", "<!-- end of limits -->\nafter\n"
-    page.write_text(f"{begin}| `MAX_N` | old | `1` |\n{end}")
-    monkeypatch.setattr(reference, "ROOT", tmp_path)
-    monkeypatch.setattr(reference, "PAGES", (page,))
-    assert reference.main(["--check"]) == 1
-    assert "old" in page.read_text()
-    assert reference.main([]) == 0
-    text = page.read_text()
-    assert (text.startswith(begin), text.endswith(end)) == (True, True)
-    assert "| `MAX_N` | Completions of a request | `128` |" in text
-    assert "old" not in text
-    assert reference.main(["--check"]) == 0
-    assert capsys.readouterr().out == "page.md: differs\npage.md: written\n"
 
 
 def test_every_parameter_has_a_meaning() -> None:

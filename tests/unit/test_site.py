@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -94,47 +93,3 @@ def test_laptop_docker_and_kubernetes_are_tabs(site: Path) -> None:
     assert labels == ["Laptop", "Docker", "Kubernetes"]
     assert text.count("tabbed-block") == 3
     assert "end of tabs" not in text
-
-
-def test_the_pictures_of_the_flow_say_the_same() -> None:
-    """Light and dark, for wide screens and for phones."""
-    pictures = [path.read_text("utf-8") for path in (CHECKOUT / "docs/pictures").glob("flow-*.svg")]
-    words = [re.findall(r"<(?:text|title)[^>]*>([^<]+)", picture) for picture in pictures]
-    assert len(words) == 4
-    assert all(set(found) == set(words[0]) for found in words)
-
-
-@pytest.mark.parametrize(
-    ("page", "line", "message"),
-    [
-        ("README.md", "[x](docs/nowhere.md)", "page does not exist"),
-        ("docs/laptop.md", "[x](../nowhere.md)", "page does not exist"),
-        ("docs/laptop.md", "[x](docker.md#nowhere)", "anchor does not exist"),
-        ("docs/laptop.md", "[x](../README.md#nowhere)", "anchor does not exist"),
-    ],
-)
-def test_a_broken_link_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str], page: str, line: str, message: str) -> None:
-    """A warning is an error: the command ends with a code, and writes no site."""
-    for pattern in ("mkdocs.yml", *site_pages.PAGES):
-        for path in CHECKOUT.glob(pattern):
-            copy = tmp_path / "checkout" / path.relative_to(CHECKOUT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
-    (tmp_path / "work").mkdir()
-    with (tmp_path / "checkout" / page).open("a", encoding="utf-8") as file:
-        file.write(f"\n{line}\n")
-    assert site_pages.build(tmp_path / "checkout", tmp_path / "work") != 0
-    assert message in "".join(capfd.readouterr())
-
-
-def test_the_command_replaces_the_site(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A page that is no more goes."""
-    monkeypatch.setattr(site_pages, "SITE", tmp_path / "site")
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "old.html").touch()
-    assert site_pages.main() == 0
-    assert f"{tmp_path / 'site' / 'index.html'}: built" in capfd.readouterr().out
-    assert (tmp_path / "site" / "docs" / "laptop.html").is_file()
-    assert not (tmp_path / "site" / "old.html").exists()

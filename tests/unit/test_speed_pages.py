@@ -6,10 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from support.reports import FIRST_MINUTE, measured
+from support.reports import measured
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-HISTORY = "benchmarks/results/README.md"
 
 
 def rows_of(page: str, mark: str, columns: int) -> dict[str, list[str]]:
@@ -49,7 +48,6 @@ H200 = {
     "OPT-125M": "serving_h200_opt-125m-20261123-0635-d502e19",
     "OPT-125M `count: 4`": "serving_h200_opt-125m_count_4-20261123-0636-d502e19",
 }
-OPEN_LOOP = "serving_h200_open_loop-20261123-0618-d502e19"
 
 
 def shown(values: list[float], digits: int, factor: float = 1.0) -> str:
@@ -58,32 +56,7 @@ def shown(values: list[float], digits: int, factor: float = 1.0) -> str:
     return f"{middle} ({least}-{most})"
 
 
-def h200_rows() -> dict[str, list[str]]:
-    """Return the rows of all closed loops of the runs on H200s."""
-    expected = {}
-    for label, report in H200.items():
-        for load, rounds in cells_of(report).items():
-            theirs = bool(of_rounds(rounds, "openai", "itl_p99"))
-            gap = {name: list(of_rounds(rounds, name, "itl_p99").values()) for name in ("triton", "openai")}
-            pieces = median(of_rounds(rounds, "triton", "pieces_per_answer").values())
-            expected[f"{label}, {load[0]}"] = [
-                shown(ratios(rounds, "engine"), 2),
-                shown(ratios(rounds, "openai"), 2) if theirs else "-",
-                shown(gap["triton"], 1, 1000),
-                shown(gap["openai"], 1, 1000) if theirs else "-",
-                f"{pieces:.1f}",
-            ]
-    return expected
-
-
-def test_the_table_of_the_newest_vllm_on_h200s():
-    """Every closed loop of its runs, and no other."""
-    assert rows_of(HISTORY, "h200", 5) == h200_rows()
-    assert len(h200_rows()) == 6
-
-
 TWO_FRONT_ENDS = "serving_h100_llama-7b_count_2-20261127-2329-440b9965"
-SAME_PYTHON = "serving_h100_openai_port-20261126-1223-8f0cb582"
 
 
 def compared(rounds: list[dict[str, Any]], target: str, *figures: str) -> list[str]:
@@ -91,21 +64,6 @@ def compared(rounds: list[dict[str, Any]], target: str, *figures: str) -> list[s
     ours, theirs = (of_rounds(rounds, name, "output_throughput") for name in (target, "openai"))
     cells = [shown([ours[number] / theirs[number] for number in ours], 2)]
     return cells + [shown(list(of_rounds(rounds, name, f).values()), 1, 1000) for f in figures for name in (target, "openai")]
-
-
-def test_the_tables_of_front_ends_on_an_h100():
-    """Two front ends each at all loads; one front end each, asked by the OpenAI port and by gRPC."""
-    figures = ("ttft_p50", "ttft_p99", "itl_p99")
-    two = {f"{load[0]}": compared(rounds, "triton", *figures) for load, rounds in cells_of(TWO_FRONT_ENDS).items()}
-    assert rows_of(HISTORY, "h100_newest", 7) == two
-    assert len(two) == 4
-    one = {
-        f"{load[0]}, {name}": compared(rounds, target, "ttft_p50", "itl_p99")
-        for load, rounds in cells_of(SAME_PYTHON).items()
-        for target, name in {"port": "OpenAI port", "triton": "gRPC"}.items()
-    }
-    assert rows_of(HISTORY, "h100_libpython", 5) == one
-    assert len(one) == 4
 
 
 def front_ends(*figures: str) -> dict[str, list[str]]:
@@ -132,43 +90,3 @@ def test_the_page_of_speed_has_all_loads_of_both_runs():
     found = rows_of("docs/speed.md", "speed", 5)
     assert found == front_ends("ttft_p50", "itl_p99")
     assert len(found) == 8
-
-
-STEPS = {
-    "build, empty cache": "empty",
-    "build with nothing to do": "again",
-    "build, wheels and bytecode in the cache": "wheels",
-    "build in a fresh clone, whole cache": "filled",
-    "first start": "first",
-    "later start": "later",
-    "`vllm serve`": "vllm",
-}
-
-
-def test_the_table_of_builds_and_starts():
-    """Both commits, every step of the run; only builds have processor seconds."""
-
-    def values(commit: str, step: str, figure: str) -> list[float]:
-        return [one[figure] for one in measured(FIRST_MINUTE) if (one["commit"], one["step"]) == (commit, step)]
-
-    expected = {}
-    for label, step in STEPS.items():
-        seconds = [shown(values(commit, step, "seconds"), 1) for commit in ("1f45eb2", "707bb022")]
-        used = [values(commit, step, "processor_s") for commit in ("1f45eb2", "707bb022")]
-        expected[label] = seconds + [f"{median(one):.0f}" if label.startswith("build") else "-" for one in used]
-    found = rows_of(HISTORY, "first_minute", 4)
-    assert {label: cells for label, cells in found.items() if label != "step"} == expected
-    assert len(values("707bb022", "empty", "seconds")) == 5
-
-
-def test_the_table_of_the_open_loop():
-    """Time to the first token at each rate, in milliseconds."""
-    expected: dict[str, dict[str, list[float]]] = {}
-    for entry in measured(OPEN_LOOP)["rounds"]:
-        if entry["cell"]["rate"]:
-            row = expected.setdefault(f"{entry['cell']['rate']:.0f}", {"triton": [], "openai": []})
-            row[entry["target"]].append(entry["measured"]["ttft_p99"])
-    found = rows_of(HISTORY, "h200", 2)
-    found.pop("requests/s")
-    assert found == {rate: [shown(row[name], 0, 1000) for name in ("triton", "openai")] for rate, row in expected.items()}
-    assert len(expected) == 3

@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_triton import FINAL, REFUSAL, MetricFamily, Request
-from triton_vllm.answer import NOT_SENT, Reply
+from triton_vllm.answer import Reply
 from triton_vllm.base import errors
 from triton_vllm.base import triton as module
 from triton_vllm.base.dialect import OFFICIAL, OURS
@@ -25,14 +25,6 @@ def text(value):
     return np.array([value], np.object_)
 
 
-def test_inputs_come_by_name(triton):
-    """A tensor is found by the name that it was sent under."""
-    request = Request({"text_input": text(b"a"), "stream": np.array([True])})
-    found = module.inputs(request)
-    assert set(found) == {"text_input", "stream"}
-    assert found["text_input"][0] == b"a"
-
-
 def test_parameters_that_are_no_text_are_the_clients_mistake(triton, monkeypatch):
     """Over HTTP a body need not be UTF-8, and Triton's stub decodes the parameters when they are asked for."""
     request = Request({}, '{"n": 1}')
@@ -40,12 +32,6 @@ def test_parameters_that_are_no_text_are_the_clients_mistake(triton, monkeypatch
     monkeypatch.setattr(request, "parameters", b'{"stop": "\xff"}'.decode)
     with pytest.raises(errors.InvalidRequestError, match="the request parameters must be UTF-8 text"):
         module.parameters(request)
-
-
-def test_the_timeout_is_tritons_own_or_none(triton):
-    """Older servers' requests have no such method."""
-    assert module.timeout_us(Request({}, timeout=7)) == 7
-    assert module.timeout_us(object()) == 0
 
 
 ANSWER = [("text_output", text(b"a")), ("token_ids", np.zeros(1000, np.int32))]
@@ -86,16 +72,6 @@ def test_the_final_flag_goes_after_a_pause(triton, monkeypatch, took, send, expe
     assert [flags for _, flags in request.sender.sent] == [0, FINAL]
 
 
-@pytest.mark.parametrize("free", [module.MARGIN_BYTES + 1, module.MARGIN_BYTES])
-def test_an_error_has_the_flag_where_triton_frees_what_a_later_one_needs(triton, monkeypatch, free):
-    """Before 26.04; but an error that may not fit goes first, because its sender would be closed."""
-    request = Request({})
-    monkeypatch.setattr(module, "shared_memory_free", lambda: free)
-    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=False).send_error(errors.InvalidRequestError("x"))
-    sent = [(response.error.message if response.error else None, flags) for response, flags in request.sender.sent]
-    assert sent == ([("x", FINAL)] if free > module.MARGIN_BYTES else [("x", 0), (None, FINAL)])
-
-
 def test_the_last_response_keeps_its_memory_until_the_flag_is_sent(triton, monkeypatch):
     """A flag that finds no room in shared memory cannot be sent again."""
     request, ends, held = Request({}), [], []
@@ -104,26 +80,6 @@ def test_the_last_response_keeps_its_memory_until_the_flag_is_sent(triton, monke
     assert held[0]() is not None
     ends[0]()
     assert held[0]() is None
-
-
-def test_a_request_is_ended_once(triton):
-    """Also if a second error is sent because the first one failed."""
-    request, ends = Request({}), []
-    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end), errors_apart=True)
-    for _ in range(2):
-        channel.send_error(errors.InternalError("x"))
-    assert len(ends) == 1
-
-
-def test_a_final_response_that_does_not_fit_ends_in_an_error(triton):
-    """Sent with the final flag it would close Triton's sender, and the client would wait for ever."""
-    request = Request({})
-    request.sender.full = True
-    reply = Reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True))
-    with pytest.raises(RuntimeError, match="shared memory"):
-        reply.send(ANSWER, final=True)
-    reply.give_up()
-    assert error_of(request) == (NOT_SENT, "INTERNAL")
 
 
 def error_of(request):
@@ -146,14 +102,6 @@ def test_an_error_that_does_not_fit_ends_the_request(triton, monkeypatch):
     monkeypatch.setattr(request.sender, "send", full)
     Reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True)).give_up()
     assert [flags for _, flags in request.sender.sent] == [FINAL]
-
-
-def test_how_much_shared_memory_is_free_is_what_the_file_system_says(triton, monkeypatch, tmp_path):
-    """Where it cannot tell, none is taken to be."""
-    monkeypatch.setattr(module, "SHARED_MEMORY", str(tmp_path))
-    assert module.shared_memory_free() > 0
-    monkeypatch.setattr(module, "SHARED_MEMORY", str(tmp_path / "none"))
-    assert module.shared_memory_free() == 0
 
 
 @pytest.mark.parametrize(
@@ -228,23 +176,6 @@ def test_an_error_may_be_that_of_the_official_backend(triton, error, answer, cod
         assert log.lines == ([line] if line and not log.full else [])
 
 
-def test_a_code_that_this_triton_lacks_is_unknown(triton):
-    """CANCELLED is younger than the oldest servers."""
-    strange = type("StrangeError", (errors.AdapterError,), {"code": "NEWER"})
-    request = Request({})
-    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True).send_error(strange("x"))
-    assert request.sender.sent[0][0].error.code == "UNKNOWN"
-
-
-def test_the_server_is_asked_about_the_request(triton):
-    """Its answer is passed on."""
-    request = Request({})
-    channel = module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True)
-    assert channel.is_cancelled() is False
-    request.sender.cancelled = True
-    assert channel.is_cancelled() is True
-
-
 @pytest.mark.parametrize(
     ("answer", "ends"),
     [
@@ -266,13 +197,6 @@ def test_a_server_that_may_not_be_asked_does_not_end(triton, monkeypatch):
     assert module.is_ending("mine") is False
 
 
-def test_nothing_is_asked_where_shared_memory_is_short(triton, monkeypatch):
-    """A question that finds no room there crashes the stub."""
-    monkeypatch.setattr(triton, "trouble", AssertionError("the stub crashes here"))
-    monkeypatch.setattr(module, "shared_memory_free", lambda: module.MARGIN_BYTES)
-    assert module.is_ending("mine") is False
-
-
 def test_samples_of_one_name_share_a_family(triton):
     """Triton refuses a second family of the same name."""
     metrics: Any = module.TritonMetrics()
@@ -282,23 +206,3 @@ def test_samples_of_one_name_share_a_family(triton):
     assert family.metrics == [first, second]
     assert (family.kind, family.description) == (MetricFamily.COUNTER, "how many")
     assert (first.value, second.value, first.labels) == (2.0, 0.0, {"le": "a"})
-
-
-def test_a_gauge_is_set_and_cleared_metrics_are_dropped(triton):
-    """The server shows a metric for as long as its family is held."""
-    metrics: Any = module.TritonMetrics()
-    gauge = metrics.create("vllm:running", "running", {}, counter=False)
-    metrics.set(gauge, 3.0)
-    (family,) = metrics._families.values()
-    assert (family.kind, family.description, gauge.value) == (MetricFamily.GAUGE, "running", 3.0)
-    metrics.clear()
-    assert metrics._families == {}
-
-
-def test_the_log_names_the_model(triton):
-    """Several models share a server's log."""
-    log = module.Log("mine")
-    log.info("a")
-    log.warning("b")
-    log.error("c")
-    assert triton.Logger.lines == [("info", "[mine] a"), ("warning", "[mine] b"), ("error", "[mine] c")]

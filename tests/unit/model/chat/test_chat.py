@@ -58,13 +58,6 @@ def test_a_wrong_tool_choice_is_refused(given, tools, says):
     assert says in str(refused.value)
 
 
-def test_a_tool_choice_may_be_null_and_a_function_without_its_type():
-    """As in the OpenAI protocol, where vLLM's server takes both."""
-    texts = {"messages": f"[{ONE}]", "tools": TOOLS}
-    assert chat.parse(USUAL, {**texts, "tool_choice": "null"}).tool_choice is None
-    assert chat.parse(USUAL, {**texts, "tool_choice": '{"function": {"name": "get_time"}}'}).tool_choice == NAMED
-
-
 @pytest.mark.parametrize(
     ("given", "reasoning"),
     [({"reasoning_content": "old"}, "old"), ({"reasoning_content": "old", "reasoning": None}, "old"),
@@ -75,13 +68,6 @@ def test_earlier_reasoning_has_two_names(given, reasoning):
     message = {"role": "assistant", "content": "a", **given}
     (parsed,) = chat.parse(USUAL, {"messages": json.dumps([message])}).messages
     assert parsed.get("reasoning") == reasoning
-
-
-def test_a_message_is_either_continued_or_answered():
-    """The template could not do both."""
-    both = '{"continue_final_message": true, "add_generation_prompt": true}'
-    with pytest.raises(InvalidRequestError, match="exclude each other"):
-        chat.parse(USUAL, {"messages": f"[{ONE}]", "chat_template_kwargs": both})
 
 
 def test_an_integer_that_vllms_processes_cannot_hand_on_is_refused():

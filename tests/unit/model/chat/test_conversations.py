@@ -52,27 +52,6 @@ def test_a_forced_tool_replaces_the_constraint():
     assert (params.structured_outputs.structural_tag, params.skip_special_tokens) == ("{}", False)
 
 
-def test_without_a_forced_tool_the_constraint_is_the_requests():
-    """What the parsers leave alone stays as it was."""
-    _, params = begun(Parsers(), request(tool_choice="none"))
-    assert (params.structured_outputs, params.skip_special_tokens) == ("own", True)
-
-
-def test_decoding_is_the_parsers():
-    """What they need switched off is off for the engine, too; the rest stays the request's."""
-    params = SimpleNamespace(
-        structured_outputs="own", skip_special_tokens=True, spaces_between_special_tokens=True, detokenize=True
-    )
-    made = SimpleNamespace(structured=lambda: "own", follow=lambda _: None)
-    made.decoding = lambda: {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-    parsers: Any = SimpleNamespace(names=ParserNames("hermes", ""), open=lambda *_, **__: made)
-    params.structured_outputs = made.structured()
-    conversations.begin(parsers, request(), params, (ValueError,), USUAL, stream=True)
-    assert vars(params) == {
-        "structured_outputs": "own", "skip_special_tokens": False, "spaces_between_special_tokens": False, "detokenize": True,
-    }  # fmt: skip
-
-
 def test_tools_are_no_way_around_the_limits_of_constraints():
     """They may be sixteen times as long as a schema."""
     with pytest.raises(InvalidRequestError, match=r"^tools: .*structured_outputs\.structural_tag has 9 characters"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from types import SimpleNamespace
 from types import SimpleNamespace as Output
 
 import pytest
@@ -13,8 +12,8 @@ import pytest
 from triton_vllm.base.wants import Wants
 from triton_vllm.chat import parsed
 from triton_vllm.chat.parsed import AnswerReader
-from triton_vllm.reply.response import NOTHING, ChatAssembler
-from triton_vllm.vllm_api import Fragment, Piece
+from triton_vllm.reply.response import ChatAssembler
+from triton_vllm.vllm_api import Piece
 
 
 class Reader:
@@ -79,29 +78,6 @@ def test_pieces_of_merged_outputs_are_joined():
     assert [call["function"]["name"] for call in json.loads(found["tool_calls"][0])] == ["d", "e"]
 
 
-def test_every_completion_has_a_reader_and_an_element():
-    """Their states must not mix."""
-    conversation = Conversation()
-    found = built(assembler_of(Wants(finish_reason=True), 2, conversation, lambda: 0.0), output("r:a", "t:b", reason="stop"))
-    assert len(conversation.readers) == 2
-    assert (found["text_output"], found["reasoning"]) == ([b"", b""], [b"a", b""])
-    assert found["tool_calls"] == [b"[]", b'[{"function": {"name": "b"}}]']
-    assert found["finish_reason"] == [b"stop", b"tool_calls"]
-
-
-def test_nothing_new_has_an_element_for_each_completion():
-    """As every response; it begins a stream that is stopped before its first text."""
-    made = built(assembler_of(Wants(finish_reason=True), 2, Conversation()), NOTHING)
-    assert made == {"text_output": [b"", b""], "finish_reason": [b"None"] * 2, "tool_calls": [b"[]"] * 2, "reasoning": [b"", b""]}
-
-
-def test_usage_comes_with_every_response():
-    """Cached tokens are those of the prompt."""
-    wants = Wants(num_input_tokens=True, num_output_tokens=True, num_cached_tokens=True)
-    found = built(assembler_of(wants, 1, Conversation(), lambda: 0.0), output("a"), output("b", reason="stop"))
-    assert (found["num_input_tokens"], found["num_output_tokens"], found["num_cached_tokens"]) == ([2], [2], [3])
-
-
 def test_what_a_parser_raises_about_comes_as_plain_text(caplog):
     """From there on; the log says it once, and the other completions go on."""
     assembler = assembler_of(Wants(finish_reason=True), 2, Conversation(), lambda: 0.0)
@@ -149,40 +125,3 @@ def test_a_slow_parser_reads_what_has_queued_up_at_once():
     assert found["finish_reason"] == [b"stop"]
     assert slow.read == [("a", [1], None), ("b", [1], None), ("cde", [1, 1, 1], "stop")]
     assert built(assembler, output("f"))["text_output"] == [b"f"]
-
-
-def test_a_quick_parser_reads_output_by_output():
-    """As vLLM has made them: some parsers read several at once otherwise."""
-    slow = Slow(parsed.READ_S / 100)
-    built(assembler_of(Wants(), 1, slow, slow), *(output(text) for text in "abcdefgh"))
-    assert [text for text, _, _ in slow.read] == list("abcdefgh")
-
-
-def test_a_slow_parser_reads_the_first_of_each_completion_alone():
-    """Also of those whose turn comes after the time is up: some parsers know the mark of reasoning only by itself."""
-    slow = Slow(parsed.READ_S * 2)
-    built(assembler_of(Wants(), 2, slow, slow), output("a", "A"), output("b", "B"), output("c", "C"))
-    assert [text for text, _, _ in slow.read] == ["a", "bc", "A", "BC"]
-
-
-class LateConversation(Conversation):
-    """Of readers whose aligner passes on at the end what came before it."""
-
-    def reader(self):
-        reader = super().reader()
-        held = []
-
-        def take(part):
-            held.append(Fragment(part.text, part.token_ids, part.finish_reason))
-            return held if part.finish_reason else []
-
-        reader.aligner = SimpleNamespace(take=take)
-        return reader
-
-
-def test_what_is_aligned_is_read_and_nothing_of_it_is_lost_where_a_parser_raises():
-    """The text of tokens that waited for theirs included."""
-    assembler = assembler_of(Wants(), 1, LateConversation(), lambda: 0.0)
-    assert built(assembler, output("r:why"))["reasoning"] == [b""]
-    found = built(assembler, output("a!"), output("t:b"), output("c", reason="stop"))
-    assert (found["reasoning"], found["text_output"], found["tool_calls"]) == ([b"why"], [b"a!t:bc"], [b"[]"])

@@ -20,23 +20,10 @@ def test_the_template_is_no_engine_argument(tmp_path, value):
     assert template == ChatTemplate(value, TEXT)
 
 
-@pytest.mark.parametrize("name", ["{a}.jinja", "a}"])
-def test_a_file_may_have_a_brace_in_its_name(tmp_path, name):
-    """As the folders of some deployment tools have."""
-    (tmp_path / name).write_text(TEXT)
-    assert split({"chat_template": name}, tmp_path, "f") == ({}, ChatTemplate(name, TEXT))
-
-
 @pytest.mark.parametrize("value", ["{{ x }}" * 100, "{{ x }}\0", "{{ x }}\n", "a\n", "{missing}.jinja"], ids=str)
 def test_what_is_no_file_is_a_template(tmp_path, value):
     """Also what is too long for the name of a file."""
     assert split({"chat_template": value}, tmp_path, "f") == ({}, ChatTemplate(value, value))
-
-
-@pytest.mark.parametrize("given", [{}, {"chat_template": None}, {"chat_template": ""}])
-def test_without_one_the_models_counts(tmp_path, given):
-    """Null means the default, as for every argument."""
-    assert split(given, tmp_path, "f") == ({}, ChatTemplate())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.patience import LIMIT
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import Limits
@@ -158,43 +157,6 @@ def test_what_no_answer_can_follow_is_refused(trials):
     assert str(error) == text
 
 
-@pytest.mark.parametrize("what", ["has many ways", "is dear"])
-def test_whose_tokens_take_too_long_is_refused(trials, what):
-    """Either later tokens take much longer than the first ones, or all take as long as a step of the engine."""
-    constraint = Constraint("regex", "regex", f"compile {what}", 20)
-    says = r"structured_outputs\.regex takes too long for each token, after \d+ tokens of an answer: it may be read"
-    with pytest.raises(InvalidRequestError, match=says):
-        asyncio.run(trials.check(engine(), constraint))
-    assert tried(trials, "b") == [None]
-
-
-def test_whose_tokens_take_as_long_from_the_first_one_is_not_refused(trials):
-    """A large vocabulary has such grammars; the trial ends after some seconds."""
-    assert asyncio.run(trials.check(engine(), Constraint("regex", "regex", "compile is slow", 20))) is None
-
-
-@pytest.mark.parametrize("what", ["a", "from is missing", "compile is missing"])
-def test_the_rest_is_vllms_to_judge(trials, what):
-    """An older xgrammar may lack a function, and vLLM has another way then."""
-    assert tried(trials, what) == [None]
-
-
-@pytest.mark.parametrize(("kind", "tekken", "refused"), [("lark", True, False), ("lark", False, True), ("regex", True, True)])
-def test_grammars_that_vllm_gives_to_guidance_in_any_case_are_not_refused(trials, kind, tekken, refused):
-    """Those in Lark's syntax with Mistral's newer tokenizer, among them its own for tool calls."""
-    llm = SimpleNamespace(**vars(engine()), get_tokenizer=lambda: SimpleNamespace(is_tekken=tekken))
-    constraint = Constraint("grammar", kind, "from is refused", 1)
-
-    async def check():
-        await trials.check(llm, constraint)
-
-    if not refused:
-        asyncio.run(check())
-        return
-    with pytest.raises(InvalidRequestError, match="is refused by xgrammar"):
-        asyncio.run(check())
-
-
 def test_nobody_waits_for_one_that_takes_long(trials):
     """Two are tried at the same time."""
     order = []
@@ -209,84 +171,6 @@ def test_nobody_waits_for_one_that_takes_long(trials):
 
     asyncio.run(both())
     assert order == ["a", "compile spins"]
-
-
-def test_a_request_that_is_cancelled_keeps_its_slot_while_the_worker_works(trials, monkeypatch):
-    """Clients that leave at once would have any number of constraints tried at the same time."""
-    under_way, most = 0, 0
-    worked = asyncio.Event()
-
-    async def attempt(llm, constraint):
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await worked.wait()
-        under_way -= 1
-        return ""
-
-    async def leave_early():
-        for number in range(6):
-            asked = asyncio.ensure_future(trials.check(engine(), regex(str(number))))
-            for _ in range(20):  # until it works or waits for a slot
-                await asyncio.sleep(0)
-            asked.cancel()
-        worked.set()
-        await trials.check(engine(), regex("the last"))
-
-    monkeypatch.setattr(trials, "_attempt", attempt)
-    asyncio.run(leave_early())
-    assert most == module.AT_ONCE
-
-
-def test_an_idle_worker_ends(trials, monkeypatch):
-    """It keeps some hundred MB; the next constraint starts another."""
-
-    async def twice():
-        monkeypatch.setattr(module, "IDLE_S", 300.0)
-        assert await outcome(trials, "a") is None
-        first = trials._worker
-        monkeypatch.setattr(module, "IDLE_S", 0.0)
-        assert await outcome(trials, "b") is None
-        assert trials._worker is first
-        await asyncio.to_thread(first._process.wait, LIMIT)
-        assert trials._worker is None
-        monkeypatch.setattr(module, "IDLE_S", 300.0)
-        assert await outcome(trials, "c") is None
-        assert trials._worker is not first
-
-    asyncio.run(twice())
-
-
-@pytest.mark.parametrize("texts", [("compile spins",), ("compile spins", "b")])
-def test_a_worker_at_work_does_not_end(trials, monkeypatch, texts):
-    """It has another constraint under way when the idle time after one is over."""
-    under_way = []
-    monkeypatch.setattr(module, "IDLE_S", 0.2)
-    monkeypatch.setattr(trials, "_end_worker", lambda: under_way.append(trials._under_way))
-
-    async def together():
-        await outcome(trials, "a")
-        refused, *_ = await asyncio.gather(*(outcome(trials, text) for text in texts))
-        assert isinstance(refused, InvalidRequestError)
-
-    asyncio.run(together())
-    assert not any(under_way)
-
-
-def test_a_worker_ends_though_a_fork_has_its_socket(trials):
-    """An EngineCore that was forked after the worker's start."""
-    assert tried(trials, "a") == [None]
-    worker = trials._worker
-    reader, writer = os.pipe()
-    fork = os.fork()
-    if not fork:
-        os.close(writer)
-        os.read(reader, 1)
-        os._exit(0)
-    worker.end()
-    assert worker._process.returncode == 0
-    os.close(writer)
-    os.waitpid(fork, 0)
 
 
 LATE = "import socket; c = socket.socket(fileno=0); kept = socket.recv_fds(c, 1, 1); c.recv(1); raise SystemExit(1)"
@@ -304,24 +188,6 @@ def test_a_worker_that_could_not_start_this_time_is_started_the_next_time(trials
     monkeypatch.setattr(module, "PATIENCE_S", 60.0)
     monkeypatch.setattr(module, "SCRIPT", script)
     assert isinstance(tried(trials, "compile spins")[0], InvalidRequestError)
-
-
-def test_once_a_worker_has_started_no_constraint_goes_untried(trials, monkeypatch, tmp_path):
-    """What a later start fails of is not that xgrammar cannot."""
-    assert tried(trials, "a") == [None]
-    trials._worker = None
-    monkeypatch.setattr(module, "SCRIPT", tmp_path / "missing.py")
-    assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
-
-
-def test_what_has_passed_is_not_tried_again(trials, monkeypatch):
-    """Most requests of a service have the same few schemas."""
-    asked = []
-    attempt = module.Worker.attempt
-    monkeypatch.setattr(module.Worker, "attempt", lambda self, c: asked.append(c.text) or attempt(self, c))
-    monkeypatch.setattr(module, "REMEMBERED", 2)
-    assert tried(trials, "a", "b", "a", "c", "a") == [None] * 5
-    assert asked == ["a", "b", "c", "a"]
 
 
 def test_a_killed_worker_is_started_again(trials):
@@ -369,8 +235,3 @@ def test_what_costs_little_is_not_tried(fields):
     """The size of a choice is bounded, and what a JSON object costs is known."""
     assert to_compile(Limits(), SimpleNamespace(**fields)) is None
     assert to_compile(Limits(), None) is None
-
-
-def test_no_limit_tries_nothing():
-    """0 is no limit here as everywhere."""
-    assert to_compile(Limits(max_constraint_seconds=0), SimpleNamespace(regex="a+")) is None

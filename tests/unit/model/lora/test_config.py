@@ -9,7 +9,7 @@ import pytest
 
 from support.engine_parts import Log
 from triton_vllm.base.errors import ConfigError, InvalidRequestError
-from triton_vllm.lora.config import UNLISTED, read
+from triton_vllm.lora.config import read
 
 
 @pytest.fixture
@@ -97,13 +97,6 @@ def test_paths_may_start_where_the_server_was_started(model, monkeypatch):
     assert read(model, model / "1", enabled=True, log=Log()).find("a") == there
 
 
-def test_a_home_is_a_place_to_start(model, monkeypatch):
-    """vLLM would look there, too."""
-    write(model, {"a": "~/adapters/a"})
-    monkeypatch.setenv("HOME", str(model))
-    assert read(model, model / "1", enabled=True, log=Log()).find("a") == model / "adapters" / "a"
-
-
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", "\ud800"])
 def test_a_strange_name_is_told_readably(model, name):
     """A NUL ends the server's texts, and a line break makes another line of its log."""
@@ -146,23 +139,3 @@ def test_a_directory_must_be_there_and_needs_lora(model):
         read(model, model / "1", enabled=True, log=Log(), directory="nowhere")
     with pytest.raises(ConfigError, match="LORA_DIRECTORY needs the engine argument enable_lora"):
         read(model, model / "1", enabled=False, log=Log(), directory="adapters")
-
-
-def test_the_frontend_needs_both_files_in_the_versions_folder(model):
-    """One beside it, or one of them alone, is as none: the log says so."""
-
-    def is_told():
-        log = Log()
-        read(model, model / "1", enabled=True, log=log)
-        return UNLISTED in log.lines
-
-    write(model, {"a": "adapters/a"})
-    (model / "1" / "model.json").write_text('{"enable_lora": true}')
-    assert is_told()
-    (model / "1" / "multi_lora.json").write_text("{}")
-    assert not is_told()
-    (model / "1" / "model.json").unlink()
-    assert is_told()
-    log = Log()
-    read(model, model / "1", enabled=False, log=log)
-    assert log.lines == []

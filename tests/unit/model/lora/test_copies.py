@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
 from triton_vllm.base.errors import UnavailableError
-from triton_vllm.lora.copies import SPARE, Copies, look
+from triton_vllm.lora.copies import Copies, look
 
 
 @pytest.fixture
@@ -69,21 +68,6 @@ def test_a_copy_stays_as_long_as_somebody_has_it(directory, copies):
     new = make(copies, files)
     assert (new.folder.is_dir(), new.folder == folder) == (True, False)  # the earlier one may be on its way out still
     assert not list(copies._folder.glob("new-*"))
-
-
-def test_instances_have_one_copy_at_one_path(directory, tmp_path):
-    """Whoever of them makes it; one that another instance may use is not removed, also not at the end."""
-    (tmp_path / "shared").mkdir()
-    one, other = Copies(tmp_path / "shared"), Copies(tmp_path / "shared")
-    files = look(directory / "a")
-    copy = make(one, files)
-    same = make(other, files)
-    assert (same.folder, same.digest) == (copy.folder, copy.digest)
-    folder = copy.folder
-    del copy
-    one.close()
-    assert contents(same).keys() == {"adapter_config.json", "adapter_model.safetensors"}
-    assert [path for path in (tmp_path / "shared").iterdir() if path != folder] == []
 
 
 def test_a_replaced_file_differs_whatever_its_times_say(directory, copies):
@@ -151,20 +135,3 @@ def test_what_has_changed_since_is_not_copied(directory, copies):
     with pytest.raises(OSError, match="symbolic links"):
         make(copies, files)
     assert list(copies._folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
-def test_weights_may_be_of_an_older_kind(directory, name):
-    """As vLLM finds them."""
-    (directory / "a" / "adapter_model.safetensors").rename(directory / "a" / name)
-    assert [file.name for file in look(directory / "a")] == ["adapter_config.json", name]
-
-
-def test_room_is_needed_for_the_files_and_for_others(directory, copies, monkeypatch):
-    """A full folder for temporary files harms more than this model."""
-    files = look(directory / "a")
-    needed = len("{}weights") + SPARE
-    for free, missing in ((needed, 0), (needed - 1, 1), (needed + 5, -5)):
-        usage = {copies._folder: SimpleNamespace(free=free)}
-        monkeypatch.setattr(shutil, "disk_usage", usage.get)
-        assert copies.missing(files) == missing

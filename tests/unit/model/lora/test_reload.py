@@ -11,22 +11,6 @@ from triton_vllm.base.errors import UnavailableError
 from triton_vllm.lora import copies
 
 
-def test_an_operator_has_the_contents_looked_at(folders, monkeypatch):
-    """Also where a file system tells of no change: `load_lora` replaces it now."""
-    same = copies.look(folders.place / "a")
-    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
-
-    async def run():
-        llm = Llm()
-        version = await folders.store.acquire(llm, "a")
-        folders.write("a", "other")
-        assert await folders.store.acquire(llm, "a") is version
-        return read(await folders.store.acquire(llm, "a", afresh=True)), read(await folders.store.acquire(llm, "a"))
-
-    assert len(same) == 2
-    assert asyncio.run(run()) == ("other", "other")
-
-
 def test_a_reload_through_another_instance_is_one_here_as_well(tmp_path, monkeypatch):
     """Of this adapter only, and once: an operator asks one instance, also because the files seem unchanged."""
     monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
@@ -74,30 +58,3 @@ def test_a_reload_that_fails_leaves_the_adapter_in_service(tmp_path, monkeypatch
     asyncio.run(use())
     for folders in (one, other):
         folders.store.close()
-
-
-def test_a_reload_that_another_load_delays_reads_the_files_again(folders, monkeypatch):
-    """That load may have read them before the operator has changed them."""
-    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
-    llm, make = Llm(), folders.copies.make
-
-    async def make_slowly(files):
-        copy = await make(files)
-        if not changed.is_set():
-            reading.set()
-            await changed.wait()
-        return copy
-
-    async def use():
-        folders.copies.make = make_slowly
-        first = asyncio.create_task(folders.store.acquire(llm, "a"))
-        await reading.wait()
-        folders.write("a", "other")
-        reload = asyncio.create_task(folders.store.acquire(llm, "a", afresh=True))
-        while not folders.store._lock._waiters:  # noqa: ASYNC110 - the store tells nobody
-            await asyncio.sleep(0.001)
-        changed.set()
-        return read(await first), read(await reload), read(await folders.store.acquire(llm, "a"))
-
-    reading, changed = asyncio.Event(), asyncio.Event()
-    assert asyncio.run(use()) == ("first", "other", "other")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import pytest
 
 from support.pictures import picture, png
@@ -89,42 +86,6 @@ def test_no_other_host_is_asked(url):
     """Nor one that another program might read out of the same text."""
     with pytest.raises(InvalidRequestError, match="nothing is fetched from there"):
         check_parts(OPEN, message(refers(url)))
-
-
-class Request(list):
-    """The messages of a request, which a weak reference can follow."""
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA!AAA"}},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,ä"}},
-        {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,AAAA,AAAA"}},
-        refers("https://elsewhere.example.com/a.png"),
-        refers("https://[elsewhere"),
-    ],
-)
-def test_a_refused_request_leaves_memory_at_once(part):
-    """It may have 64 MB; a circle of references would keep it until the garbage collector runs."""
-    request = Request(message(part))
-    kept = weakref.ref(request)
-    gc.disable()
-    try:
-        refuse(request)
-        del request
-        assert kept() is None
-    finally:
-        gc.enable()
-
-
-def refuse(request):
-    """Check a request that must be refused."""
-    try:
-        check_parts(SMALL, request)
-    except InvalidRequestError:
-        return
-    pytest.fail("it was taken")
 
 
 def test_parts_are_counted_over_all_messages():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from triton_vllm.base.errors import InvalidRequestError
@@ -66,20 +64,6 @@ def test_others_are_refused_by_name(check, headers, says):
     with pytest.raises(InvalidRequestError) as caught:
         check(SMALL, *headers)
     assert says in str(caught.value)
-
-
-def test_without_opencv_vllm_decides(check):
-    """It may have another decoder."""
-    check(SMALL, None, None)
-
-
-@pytest.mark.parametrize("field", ["max_clip_seconds", "max_video_frames", "max_frame_pixels"])
-def test_each_limit_can_be_switched_off(check, field):
-    """The others go on, so a header that says nothing is still refused."""
-    most: dict[str, Any] = {"max_clip_seconds": 10, "max_video_frames": 100, "max_frame_pixels": 1000}
-    check(Limits(**{**most, field: 0}), *([Header(101, 100.0, 1, 1)] * (field == "max_video_frames")))
-    with pytest.raises(InvalidRequestError, match="does not say"):
-        check(Limits(**{**most, field: 0}), Header(0, 0.0, 20, 25))
 
 
 def test_without_limits_no_header_is_read():

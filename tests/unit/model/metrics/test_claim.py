@@ -71,18 +71,6 @@ def test_an_owner_waits_for_one_that_takes_its_metrics_away(tmp_path, theirs, ou
     assert not list(tmp_path.iterdir())
 
 
-def test_several_have_it_at_the_same_time(tmp_path):
-    """The first one that ends does not take it from the others."""
-    other = held(tmp_path, TWO)
-    own = claimed(tmp_path, TWO)
-    assert own.take()
-    other.communicate()
-    assert not claimed(tmp_path).take()
-    own.give_up()
-    own.give_up()
-    assert claimed(tmp_path).take()
-
-
 def test_other_models_versions_and_servers_have_their_own(tmp_path):
     """What a killed server left goes with the next claim."""
     (tmp_path / "vllm_env_0_metrics").touch()

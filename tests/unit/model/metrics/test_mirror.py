@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from support.patience import LIMIT
-from triton_vllm.base.dialect import OFFICIAL, OURS
-from triton_vllm.metrics.mirror import LONGEST_PAUSE_S, SHARE, Mirror, Publisher, pause_after
+from triton_vllm.metrics.mirror import Mirror, Publisher
 
 
 def family(name, kind, *lines):
@@ -94,15 +93,6 @@ def test_values_follow_the_registry():
     assert len(sink.values) == 6
 
 
-def test_what_has_not_changed_costs_nothing():
-    """Each call is a round trip to the server."""
-    sink = Sink()
-    mirror = Mirror(sink, {})
-    for _ in range(3):
-        mirror.follow(registry(5, 2, (1, 3)))
-    assert sink.calls == 6
-
-
 def test_a_gauge_that_others_set_as_well_is_set_again():
     """What another front end of the engine has said last would stay; counters are added up."""
     sink = Sink()
@@ -135,19 +125,6 @@ def test_what_was_counted_before_the_first_request_is_not_published():
     assert value(sink, "vllm:ttft_sum") == 2 / 8
 
 
-def test_an_update_is_of_one_moment_or_does_not_happen():
-    """A registry that fails while it is read publishes nothing of this moment."""
-
-    def families():
-        yield from registry(7, 2, (3, 3))[:1]
-        raise OSError("gone")
-
-    sink = Sink()
-    with pytest.raises(OSError, match="gone"):
-        Mirror(sink, {"model": "m"}).follow(families())
-    assert sink.values == {}
-
-
 def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
     """A short-lived model's metrics are complete, and one failure does not end the thread."""
     sink, seen = Sink(), threading.Semaphore(0)
@@ -168,60 +145,6 @@ def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
     assert value(sink, "vllm:tokens_total") == 3
     assert sink.cleared
     assert len(reports) == 1
-
-
-@pytest.mark.parametrize(("dialect", "most"), [(OURS, 1.0), (OFFICIAL, 0.1)])
-def test_clients_of_the_official_backend_need_not_wait(dialect, most):
-    """They look at the page right after an answer; the first values are there at once."""
-    sink = Sink()
-    mirror = Mirror(sink, {"model": "m"}, dialect=dialect)
-    assert 0 < mirror.period <= most
-    mirror.period = 600.0
-    seen = threading.Semaphore(0)
-
-    def collect():
-        seen.release()
-        return registry(5, 1, (1, 1))
-
-    publisher = Publisher(mirror, collect, print, Claim())
-    for _ in range(2):  # before the first request, and the first values
-        assert seen.acquire(timeout=LIMIT)
-    publisher.close()
-
-
-def test_the_official_metrics_are_its_names_labels_and_buckets():
-    """Nothing else is published then; vLLM's latency between tokens has the name that it once had."""
-    sink = Sink()
-    labels = {"engine": "0"}
-    name = "vllm:inter_token_latency_seconds"
-    counts = {"0.01": 1.0, "0.02": 1.0, "1.0": 2.0, "+Inf": 3.0}
-    lines = [(f"{name}_bucket", {**labels, "le": le}, count) for le, count in counts.items()]
-    between = family(name, "histogram", *lines, (f"{name}_count", labels, 3.0), (f"{name}_sum", labels, 9.0))
-    prompts = family("vllm:prompt_tokens", "counter", ("vllm:prompt_tokens_total", labels, 7))
-    Mirror(sink, {"model": "m"}, dialect=OFFICIAL).follow([*registry(5, 2, (1, 3)), between, prompts])
-    published = "vllm:time_per_output_token_seconds"
-    shown = {"0.01": 1.0, "1": 2.0, "+Inf": 3.0}
-    buckets: dict[Any, float] = {(f"{published}_bucket", (("le", le), ("model", "m"))): count for le, count in shown.items()}
-    assert sink.values == {
-        **buckets,
-        (f"{published}_count", (("model", "m"),)): 3,
-        (f"{published}_sum", (("model", "m"),)): 9,
-        ("vllm:prompt_tokens_total", (("model", "m"),)): 7,
-    }
-
-
-def test_an_official_bucket_may_be_any_of_vllms_where_it_takes_them_all():
-    """Counts of tokens have vLLM's buckets there, too."""
-    assert OFFICIAL.metric_name("vllm:request_prompt_tokens_bucket", {"le": "20000.0"}) == "vllm:request_prompt_tokens_bucket"
-    assert OFFICIAL.metric_name("vllm:e2e_request_latency_seconds_bucket", {"le": "0.3"}) is None
-
-
-def test_calls_of_the_server_take_a_bounded_share_of_the_time():
-    """Where they are slow there are fewer updates."""
-    period = OFFICIAL.metrics_period_s
-    assert pause_after(0.0, period) == period
-    assert 0.05 / (0.05 + pause_after(0.05, period)) <= SHARE
-    assert pause_after(60.0, period) == LONGEST_PAUSE_S
 
 
 @pytest.mark.parametrize("shared", [False, True])

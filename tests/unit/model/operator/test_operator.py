@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
-import re
-import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,17 +11,15 @@ import pytest
 
 from support.engine_parts import PROMISED, Llm, TickingClock, added, output
 from support.fake_reply import FakeChannel, fake_job
-from support.patience import LIMIT, wait_for
+from support.patience import wait_for
 from triton_vllm.answer import Reply
-from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, UnavailableError, UnsupportedError
+from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, UnsupportedError
 from triton_vllm.base.limits import Limits
 from triton_vllm.base.protocols import Told
 from triton_vllm.engine.engine import UNLOADED
 from triton_vllm.job import Job
 from triton_vllm.operator.request import OPERATIONS, OperatorRequest
-from triton_vllm.operator.run import ASLEEP
 from triton_vllm.reply.response import ToldAssembler
-from triton_vllm.request.engine_fields import ENGINE_FIELDS
 from triton_vllm.request.parse import parse
 
 ALL = Limits(operator_requests=tuple(OPERATIONS))
@@ -130,29 +124,6 @@ def test_sleep_waits_for_what_is_in_flight(started, frees, level):
     assert told(engine, got, job("reset_prefix_cache")) == {"operation": "reset_prefix_cache", "reset": True}
 
 
-def test_what_was_admitted_just_before_a_sleep_does_not_wait_for_its_end(started):
-    """While the sleep waits it is one more to wait for; once vLLM was told, it would be held until somebody wakes it up."""
-    engine, got = started()
-    llm, put = added(engine, fake_job())
-    sleeper = Sleeper(llm)
-    engine.runner.submit(job("sleep"))
-    wait_for(lambda: engine.runner.operator.asleep)
-    _, put_second = added(engine, fake_job())  # whoever admitted it looked before
-    put(output(finished=True))
-    got.get(timeout=PROMISED)
-    assert sleeper.levels == []
-    put_second(output(finished=True))
-    got.get(timeout=PROMISED)
-    assert got.get(timeout=PROMISED)[1].outputs["asleep"] is True
-    before = len(llm.collectors)
-    engine.runner.submit(late := fake_job())
-    found, error = got.get(timeout=PROMISED)
-    assert (found, type(error), str(error)) == (late.reply, UnavailableError, ASLEEP)
-    assert (len(llm.collectors), llm.aborted, engine.runner.in_flight.count()) == (before, [], 0)
-    assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
-    added(engine, fake_job())
-
-
 def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     """Nobody else would know to wake it up."""
     engine, got = started()
@@ -173,41 +144,6 @@ def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     added(engine, fake_job())
 
 
-def test_what_nobody_wants_any_more_is_not_begun(started):
-    """Its turn comes after the one before it has ended, when it has long been answered."""
-    engine, got = started()
-    llm, put = added(engine, fake_job())
-    sleeper = Sleeper(llm)
-    engine.runner.submit(first := job("sleep"))
-    wait_for(lambda: engine.runner.operator.asleep)
-    engine.runner.submit(second := job("reset_prefix_cache"))
-    engine.runner.submit(third := job("sleep"))
-    engine.runner.cancel(third)
-    assert got.get(timeout=PROMISED)[0] is third.reply
-    put(output(finished=True))
-    assert [got.get(timeout=PROMISED)[0] for _ in range(3)][1:] == [first.reply, second.reply]
-    assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
-    assert sleeper.levels == [0, "awake"]
-    assert not engine.runner.operator.asleep
-
-
-def test_a_sleep_that_waits_can_be_looked_at_and_called_off(started):
-    """By an operator who wakes the model up; requests are taken again at once."""
-    engine, got = started()
-    llm, _ = added(engine, fake_job())
-    sleeper = Sleeper(llm)
-    engine.runner.submit(sleep := job("sleep"))
-    wait_for(lambda: engine.runner.operator.asleep)
-    assert told(engine, got, job("is_sleeping")) == {"operation": "is_sleeping", "asleep": False}
-    engine.runner.submit(wake := job("wake_up"))
-    found, error = got.get(timeout=PROMISED)
-    assert found is sleep.reply
-    assert str(error) == "wake_up was asked for before the requests in flight had ended"
-    assert got.get(timeout=PROMISED)[0] is wake.reply
-    assert not engine.runner.operator.asleep
-    assert sleeper.levels == ["awake"]
-
-
 def test_an_engine_that_was_started_again_is_awake(started):
     """It knows nothing of the sleep before."""
     engine, got = started()
@@ -217,19 +153,6 @@ def test_an_engine_that_was_started_again_is_awake(started):
     Llm.started[-1].errored = True
     wait_for(lambda: len(Llm.started) == 2 and engine.runner.is_up())
     assert not engine.runner.operator.asleep
-
-
-def test_nobody_waits_for_an_engine_that_dies_meanwhile(started):
-    """The answer is that of any request."""
-    engine, got = started(restart=False)
-    llm = Llm.started[-1]
-    Sleeper(llm)
-    llm.hangs = True
-    engine.runner.submit(j := job("is_sleeping"))
-    wait_for(lambda: llm.waits)
-    llm.errored = True
-    found, item = got.get(timeout=PROMISED)
-    assert (found, type(item), str(item)) == (j.reply, UnavailableError, DEAD)
 
 
 def begun_and_hanging(engine: Any) -> tuple[Any, Job]:
@@ -253,21 +176,6 @@ def test_an_engine_that_hangs_is_noticed_by_an_operator_request_alone(started):
     assert (found, str(item)) == (j.reply, DEAD)
 
 
-def test_an_unload_waits_for_an_operator_request(started):
-    """For the grace period, as for any request."""
-    engine, got = started()
-    llm, j = begun_and_hanging(engine)
-    wait_for(lambda: llm.waits)
-    stopping = threading.Thread(target=engine.stop, args=(LIMIT,))
-    stopping.start()
-    with pytest.raises(queue.Empty):
-        got.get(timeout=0.2)
-    engine.runner.cancel(j)
-    assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
-    stopping.join(PROMISED)
-    assert not stopping.is_alive()
-
-
 def test_a_server_that_ends_answers_an_operator_request_before_it_ends_the_engine(started):
     """Without a request the engine ends at once."""
     engine, got = started()
@@ -276,29 +184,3 @@ def test_a_server_that_ends_answers_an_operator_request_before_it_ends_the_engin
     engine.leave(0)
     assert str(got.get(timeout=PROMISED)[1]) == UNLOADED
     wait_for(lambda: llm.closed)
-
-
-def test_an_adapter_is_loaded_ahead(started):
-    """Whatever its files look like; the answer is the name that vLLM has for it."""
-    engine, got = started()
-    assert str(told(engine, got, job("load_lora", name="a"))) == "LoRA feature is not enabled."
-
-    async def acquire(llm, name, *, afresh):
-        assert (name, afresh) == ("a", True)
-        return SimpleNamespace(request=SimpleNamespace(lora_name="a@1"))
-
-    engine.runner.operator.store = SimpleNamespace(acquire=acquire)
-    assert told(engine, got, job("load_lora", name="a")) == {"operation": "load_lora", "name": "a", "version": "a@1"}
-
-
-def test_the_documentation_has_what_there_is():
-    """Every operation and every field, in the tables of docs/scaling.md, docs/requests.md and docs/parameters.md."""
-    root = Path(__file__).parents[4]
-    names = ("scaling.md", "requests.md", "parameters.md")
-    operations, engine_fields, parameters = ((root / "docs" / name).read_text("utf-8") for name in names)
-    for page, known in ((operations, OPERATIONS), (engine_fields, ENGINE_FIELDS)):
-        rows = {name for row in re.findall(r"^\| (`[^|]+?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
-        assert {*known} <= rows
-    for parameter, known in (("OPERATOR_REQUESTS", OPERATIONS), ("ALLOWED_REQUEST_FIELDS", ENGINE_FIELDS)):
-        row = next(line for line in parameters.splitlines() if line.startswith(f"| `{parameter}` |"))
-        assert all(f"`{name}`" in row for name in known)

@@ -9,14 +9,11 @@ import pytest
 
 from support.engine_parts import Log
 from support.patience import LIMIT
-from triton_vllm.base.errors import UnavailableError
 from triton_vllm.instances.counts import Counts
 from triton_vllm.instances.sleep import SleepState
 from triton_vllm.operator import run
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import Operator
-
-CALLED_OFF = "wake_up was asked for before the requests in flight had ended"
 
 
 class Llm:
@@ -105,40 +102,6 @@ async def test_a_sleep_waits_for_the_requests_of_all_instances(pair):
     assert (refusing(pair), first.llm.calls) == ([False, False], ["sleep", "wake_up"])
 
 
-async def test_a_request_that_begins_while_the_engine_is_closed_is_waited_for(pair):
-    """Another instance has looked before, and counts it after this one has counted."""
-    first, second = pair
-    late = iter([True])
-
-    def in_flight():
-        found = first.counts.others()
-        if next(late, False):
-            second.note(1)
-        return found
-
-    first.operator._in_flight = in_flight
-    sleep = first.start("sleep")
-    await until(lambda: second.operator.closed)
-    for _ in range(5):
-        await asyncio.sleep(0.001)
-    assert (sleep.done(), first.llm.calls) == (False, [])
-    second.note(0)
-    await sleep
-    assert first.llm.calls == ["sleep"]
-
-
-async def test_a_sleep_that_waits_is_called_off_through_another_instance(pair):
-    """All take requests again."""
-    first, second = pair
-    second.note(1)
-    sleep = first.start("sleep")
-    await until(lambda: refusing(pair) == [True, True])
-    await second.ask("wake_up")
-    with pytest.raises(UnavailableError, match=CALLED_OFF):
-        await sleep
-    assert (refusing(pair), first.llm.calls) == ([False, False], ["wake_up"])
-
-
 async def test_a_wake_up_does_not_overtake_a_sleep_that_the_engine_carries_out(pair):
     """Otherwise the engine would sleep, and all instances would take requests."""
     first, second = pair
@@ -152,28 +115,6 @@ async def test_a_wake_up_does_not_overtake_a_sleep_that_the_engine_carries_out(p
     first.llm.may_go_on.set()
     await asyncio.gather(sleep, wake)
     assert (refusing(pair), first.llm.calls) == ([False, False], ["sleep", "wake_up"])
-
-
-async def test_a_sleep_that_a_later_wake_up_has_overtaken_is_called_off(pair):
-    """Who waits for the turn does not get it in order."""
-    first, second = pair
-    turn = second.state.take_turn()
-    sleep = first.start("sleep")
-    await asyncio.sleep(0.001)
-    second.state.note_wake()  # and this wake_up has had its turn
-    second.state.end_turn(turn)
-    with pytest.raises(UnavailableError, match=CALLED_OFF):
-        await sleep
-    assert (refusing(pair), first.llm.calls) == ([False, False], [])
-
-
-async def test_a_wake_up_in_the_moment_of_closing_calls_the_sleep_off(pair):
-    """The engine need not sleep for it."""
-    first, second = pair
-    first.operator._in_flight = lambda: second.state.note_wake() or 0
-    with pytest.raises(UnavailableError, match=CALLED_OFF):
-        await first.ask("sleep")
-    assert (refusing(pair), [one.operator.closed for one in pair], first.llm.calls) == ([False, False], [False, False], [])
 
 
 async def test_sleeps_that_time_out_in_two_instances_leave_the_model_awake(pair):
@@ -204,35 +145,3 @@ async def test_a_second_sleep_that_fails_leaves_the_engine_asleep(pair):
     first.llm.error = None
     assert (await second.ask("wake_up")).outputs["asleep"] is False
     assert refusing(pair) == [False, False]
-
-
-async def test_the_instance_that_has_changed_the_sleep_publishes_it(pair):
-    """A sleep that fails changes nothing."""
-    first, second = pair
-    await second.ask("sleep")
-    assert [one.state.is_latest for one in pair] == [False, True]
-    first.llm.error = RuntimeError("injected")
-    with pytest.raises(RuntimeError):
-        await first.ask("sleep")
-    assert [one.state.is_latest for one in pair] == [False, True]
-    first.llm.error = None
-    await first.ask("wake_up")
-    assert [one.state.is_latest for one in pair] == [True, False]
-
-
-async def test_operations_of_all_instances_run_one_after_the_other(pair):
-    """The turn is free again after one that fails, too."""
-    first, second = pair
-    first.llm.may_go_on.clear()
-    failing = first.start("reset_prefix_cache")
-    await first.llm.begun.wait()
-    waiting = second.start("reset_prefix_cache")
-    first.llm.begun.clear()
-    for _ in range(5):
-        await asyncio.sleep(0.001)
-    assert not first.llm.begun.is_set()
-    first.operator.give_up()
-    with pytest.raises(UnavailableError):
-        await failing
-    first.llm.may_go_on.set()
-    assert (await waiting).outputs["reset"] is True

@@ -12,7 +12,7 @@ import pytest
 from triton_vllm.base.errors import InternalError, InvalidRequestError
 from triton_vllm.base.protocols import Gathered
 from triton_vllm.base.wants import Wants
-from triton_vllm.pooling.embedding import EmbedRequest, Part, Scoring
+from triton_vllm.pooling.embedding import EmbedRequest, Part
 from triton_vllm.pooling.request import build
 from triton_vllm.reply.response import PoolingAssembler
 
@@ -78,30 +78,6 @@ def test_several_inputs_have_an_element_each_and_one_count():
     made = dict(PoolingAssembler(Wants(num_input_tokens=True)).build([pooled([0.5, 1.0], [2.0])]))
     assert [json.loads(text) for text in made["text_output"]] == [[0.5, 1.0], [2.0]]
     assert made["num_input_tokens"].tolist() == [4]
-
-
-def test_a_cross_encoder_gives_a_number_for_each_pair():
-    """As it comes, in the order of the pairs."""
-    (_, texts), *_ = PoolingAssembler(Wants(), Scoring(("q",), ("a", "b"))).build([pooled([0.25], [0.75])])
-    assert [json.loads(text) for text in texts] == [0.25, 0.75]
-
-
-def test_vectors_are_compared_by_their_angle():
-    """One query against each document, or each query against its own."""
-    one = PoolingAssembler(Wants(), Scoring(("q",), ("a", "b", "c"))).build([pooled([3, 4], [6, 8], [-3, -4], [4, -3])])
-    assert [json.loads(text) for text in one[0][1]] == pytest.approx([1, -1, 0])
-    each = PoolingAssembler(Wants(), Scoring(("q", "r"), ("a", "b"))).build([pooled([1, 0], [0, 1], [0, 2], [0, 2])])
-    assert [json.loads(text) for text in each[0][1]] == pytest.approx([0, 1])
-
-
-def test_ranks_are_best_first_and_at_most_as_many_as_asked_for():
-    """Each with its index; equal ones in their order."""
-    ranked = Scoring(("q",), ("a", "b", "c"), ranked=True, top=2)
-    (_, texts), *_ = PoolingAssembler(Wants(), ranked).build([pooled([0.5], [0.75], [0.5])])
-    assert [json.loads(text) for text in texts] == [
-        {"index": 1, "relevance_score": 0.75},
-        {"index": 0, "relevance_score": 0.5},
-    ]
 
 
 class Table:
