@@ -76,33 +76,6 @@ def test_times_are_those_of_the_model(delays: TritonServer, tmp_path: Path) -> N
     assert report["total_output_tokens"] == 60 * TOKENS
 
 
-def test_latency_grows_when_the_rate_passes_the_capacity(delays: TritonServer, tmp_path: Path) -> None:
-    """One at a time of 40 ms is 25 a second; with twice as many each waits longer than the one before, from when it was due."""
-    parameters = {"first_ms": 40, "gap_ms": 0, "max_tokens": 1, "alone": True}
-    report, records = run(delays, tmp_path, parameters, "--num-prompts", "60", "--request-rate", "50", "--burstiness", "inf")
-    dues = sorted(record["due"] for record in records)
-    ends = sorted(record["times"][-1] for record in records)
-    # the n-th request is due after 20 ms each, and no machine can answer it before 40 ms each
-    for number, (due, end) in enumerate(zip(dues, ends, strict=True)):
-        assert end - due >= 0.9 * number * (0.040 - 0.020)
-    assert report["request_throughput"] <= 25.5
-    assert report["max_concurrent_requests"] > 10
-    assert report["from_planned_time"]["p99_e2el_ms"] >= report["p99_e2el_ms"]
-
-
-def test_concurrency_holds_requests_back_and_the_planned_time_shows_it(delays: TritonServer, tmp_path: Path) -> None:
-    """One time is measured from the send. The other one is measured from the planned time, and includes the wait."""
-    parameters = {"first_ms": 40, "gap_ms": 0, "max_tokens": 1}
-    shape = ["--num-prompts", "60", "--request-rate", "1000", "--max-concurrency", "2"]
-    report, records = run(delays, tmp_path, parameters, *shape)
-    ends = sorted([(record["sent"], 1) for record in records] + [(record["times"][-1], -1) for record in records])
-    running = [sum(change for _, change in ends[: number + 1]) for number in range(len(ends))]
-    assert max(running) == 2
-    assert report["median_e2el_ms"] == pytest.approx(1000 * median(record["times"][-1] - record["sent"] for record in records))
-    # All are due within about 60 ms. With two at a time, no machine can answer the 30th before 600 ms.
-    assert report["from_planned_time"]["median_e2el_ms"] > 400
-
-
 def test_the_same_time_stamps_give_the_figures_of_vllm_bench_serve(parts: Parts) -> None:
     """Its own code calculates them in the environment: answers of one token and of many, several in a piece, and failures."""
     source = random.Random(5)

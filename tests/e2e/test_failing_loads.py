@@ -18,7 +18,7 @@ from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.repositories import serves_since
 from support.server_processes import stubs
-from support.serving import EXPLICIT, in_small_place, is_cuda, serve
+from support.serving import EXPLICIT, in_small_place, serve
 from support.settings import with_parameter
 from support.sightings import Sightings
 from support.triton_client import get
@@ -151,42 +151,12 @@ def test_a_load_that_is_given_up_while_the_port_opens_ends(idle: TritonServer) -
     assert NOTICED in said(idle, start)
 
 
-@pytest.mark.slow  # test_arguments.py has the rule, and a port that is taken comes out in the same way
-def test_a_wrong_argument_of_the_openai_server_ends_the_load(idle: TritonServer) -> None:
-    """Before the engine starts."""
-
-    def change(model: Path) -> None:
-        with_openai(free_ports().http)(model)
-        (model / "vllm_openai_args.json").write_text('{"chat_template": "template.jinja"}')
-
-    start = len(said(idle))
-    assert "vllm_openai_args.json: chat_template differs from vllm_engine_args.json" in refused(idle, "two_templates", change)
-    assert "starting the engine" not in said(idle)[start:]
-
-
-@pytest.mark.slow  # as an engine that fails does below
-def test_a_load_that_vllm_cannot_do_tells_why(idle: TritonServer, parts: Parts) -> None:
-    """vLLM finds out in EngineCore that it has no Ray workers on a CPU; Triton's reason for the failed load says it too."""
-    if is_cuda(parts.environment):
-        pytest.skip("a CUDA build gets further with Ray")
-    reason = refused(idle, "ray", with_arguments(distributed_executor_backend="ray"))
-    assert "distributed_executor_backend: vLLM" in reason
-    assert "does not support ray" in reason
-
-
 def test_a_load_that_fails_in_the_engines_process_tells_why(idle: TritonServer) -> None:
     """AsyncLLM itself only refers to what was logged before."""
     reason = refused(idle, "blocks", with_arguments(num_gpu_blocks_override=1))
     assert "vLLM did not start with the arguments of vllm_engine_args.json" in reason
     assert "ValueError: " in reason
     assert "root cause" not in reason
-
-
-@pytest.mark.slow  # test_parsers.py has the rule
-def test_an_unknown_parser_is_refused_when_the_model_is_loaded(idle: TritonServer) -> None:
-    """Triton's reason has the names that vLLM knows."""
-    reason = refused(idle, "parser", with_arguments(tool_parser="herms"))
-    assert "tool_parser: vLLM has no parser 'herms', did you mean 'hermes'?; it has " in reason
 
 
 def test_two_files_of_arguments_that_differ_are_refused_by_the_server(idle: TritonServer) -> None:

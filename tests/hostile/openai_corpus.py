@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hostile.corpus import CORPUS, PROMPT, Case, data_url, nested
-from hostile.openai_items import TAKEN
 from support.pictures import png
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -163,6 +162,7 @@ PICTURES += [
         "30000 x 30000 has",
     ),
 ]
+SAID: dict[str, Any] = {"type": "message", "role": "assistant", "id": "m", "status": "completed"}
 STREAMED_RESPONSES = [
     ask(f"a streamed response: {name}", RESPONSES, {**STREAMED, **fields}, says)
     for name, fields, says in (
@@ -186,10 +186,10 @@ STREAMED_RESPONSES = [
         ("an item of 4000 odd parts", {"input": [{"role": "user", "content": [{"type": "x"}] * 4000}]}, "input[0]"),
         (
             "100,000 annotations",
-            {"input": [{**TAKEN[4], "content": [{"type": "output_text", "text": "a", "annotations": [5] * 100_000}]}]},
+            {"input": [{**SAID, "content": [{"type": "output_text", "text": "a", "annotations": [5] * 100_000}]}]},
             "input[0]",
         ),
-        ("4097 items", {"input": [TAKEN[0]] * 4097}, "input has 4097 entries"),
+        ("4097 items", {"input": [{"role": "user", "content": "a"}] * 4097}, "input has 4097 entries"),
         ("200,000 includes", {"include": ["x"] * 200_000}, "'include' has"),
         ("100,000 labels", {"metadata": {str(i): 1 for i in range(100_000)}}, "'metadata' has"),
     )

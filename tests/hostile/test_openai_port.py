@@ -7,7 +7,6 @@ import json
 import re
 import resource
 import socket
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from hostile.openai_corpus import ANSWERED, BYTES, CHAT, JSON_TYPE, RESPONSES, SHOTS, TEXT, Bytes, Shot, head
-from hostile.openai_items import INCOMPLETE, TAKEN
+from hostile.openai_corpus import ANSWERED, BYTES, CHAT, RESPONSES, SHOTS, TEXT, Bytes, Shot, head
 from hostile.openai_taken import TAKEN_NOW, naming
-from support import models, openai_routes
+from support import models
 from support.clock import now
 from support.leftovers import name_of
 from support.model_requests import ask
@@ -31,7 +29,6 @@ from support.patience import pause
 from support.reference import ONE_THREAD
 from support.settings import openai_url, with_openai
 from support.triton_client import get, post
-from triton_vllm.openai.fields import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -298,45 +295,3 @@ def _flood(place: tuple[str, int], start: bytes) -> int:
         reader.join(REPLY_SECONDS)
         (status,) = re.findall(rb"HTTP/1\.1 (\d+) ", found[0])
         return int(status)
-
-
-def test_only_the_listed_paths_answer(capped: TritonServer, parts: Parts) -> None:
-    """Of all routes that vLLM's application has, with every method; test_model_openai.py reads its sources, too."""
-    url = openai_url(capped)
-    program = Path(openai_routes.__file__)
-    argv = [str(parts.environment / "bin" / "python"), str(program), str(capped.repository / "vllm" / "1")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = {re.sub(r"{\w+}", "x", path) for path in json.loads(done.stdout.splitlines()[-1])["paths"]}
-    assert len(found) > 50
-    assert found >= {"/v1/chat/completions", "/metrics", "/collective_rpc", "/v1/realtime", "/openapi.json"}
-    statuses = {(path, method): _status(url, method, path) for path in found | ROUTES.keys() for method in METHODS}
-    listed = {(path, route.method) for path, route in ROUTES.items()}
-    answered = {asked for asked, status in statuses.items() if status not in (404, 405)}
-    # A browser asks so before it sends a request. For a listed path, vLLM's answer is as good as none.
-    assert {asked for asked in answered - listed if not (asked[1] == "OPTIONS" and asked[0] in ROUTES)} == set()
-    # The paths for pooling are not those of a model that generates.
-    pooling = {path for path in ROUTES if "score" in path or "rerank" in path or "embed" in path}
-    assert {path for path, _ in listed - answered} == pooling
-    print(f"{len(found)} routes of vLLM's application; {len(listed)} are listed")
-
-
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-
-
-def _status(url: str, method: str, path: str) -> int:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=REPLY_SECONDS)
-    try:
-        connection.request(method, path, b"{}" if method == "POST" else None, JSON_TYPE)
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-def test_usual_items_are_taken_by_vllm(capped: TritonServer) -> None:
-    """In any number: it makes no error for those that the port lets through."""
-    url = openai_url(capped)
-    for item in (*TAKEN, *INCOMPLETE):
-        body = {"model": "vllm", "input": [item, TAKEN[0]], "max_output_tokens": 1}
-        status, text = post(url, RESPONSES, body, timeout=REPLY_SECONDS)
-        assert status == ANSWERED or "validation error" not in text, (item, text)

@@ -6,15 +6,11 @@ Triton's stub imports this file.
 each other one, and ``max_tokens``. Each token's text is the time at which it was sent, in seconds
 of the clock that ``time.perf_counter`` reads in all processes of one Linux machine. The text of the
 first token begins with the time at which the request came.
-
-With ``"alone": true``, one request is answered at a time. The others wait.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -58,7 +54,6 @@ class TritonPythonModel:
     def initialize(self, _args: Mapping[str, str]) -> None:
         """Make the threads that wait."""
         self._pool = ThreadPoolExecutor(_THREADS)
-        self._alone = threading.Lock()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Hand each request to a thread, with the time at which it came."""
@@ -69,12 +64,7 @@ class TritonPythonModel:
             streamed = pb_utils.get_input_tensor_by_name(request, "stream")
             stream = streamed is not None and bool(streamed.as_numpy()[0])
             sender = request.get_response_sender()
-            self._pool.submit(self._answer, sender, parameters, came, stream=stream)
-
-    def _answer(self, sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool) -> None:
-        alone = self._alone if parameters.get("alone") else contextlib.nullcontext()
-        with alone:
-            _wait_and_send(sender, parameters, came, stream=stream)
+            self._pool.submit(_wait_and_send, sender, parameters, came, stream=stream)
 
 
 def _wait_and_send(sender: Any, parameters: Mapping[str, Any], came: float, *, stream: bool) -> None:
