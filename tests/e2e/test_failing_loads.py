@@ -6,23 +6,19 @@ import json
 import re
 import shutil
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from support.instances import said
-from support.model_control import NOTICED, PAUSE_SECONDS, TOLERATED_SINCE, load, unload
-from support.patience import pause, wait_for
+from support.model_control import load
+from support.patience import wait_for
 from support.reference import ONE_THREAD
-from support.repositories import serves_since
-from support.server_processes import stubs
 from support.serving import EXPLICIT, in_small_place, serve
 from support.settings import with_parameter
 from support.sightings import Sightings
 from support.triton_client import get
-from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
-TRIES = 3
 
 
 @pytest.fixture(scope="module")
@@ -117,38 +112,6 @@ def test_a_port_that_cannot_be_had_ends_the_load(idle: TritonServer) -> None:
     tritons = urlsplit(idle.http_url).port or 0
     assert f"OPENAI_PORT: {tritons} is the port of Triton's http endpoint" in refused(idle, "its_port", with_openai(tritons))
     assert "importing vLLM" not in said(idle)[start:]
-
-
-def test_a_load_that_is_given_up_while_the_port_opens_ends(idle: TritonServer) -> None:
-    """Server and stub waited for each other for ever; test_model_paused_start.py has the pause before that."""
-    if serves_since(TOLERATED_SINCE):
-        pytest.skip("this Triton waits for a stub that is paused for so long")
-    model = idle.repository / "paused"
-    shutil.copytree(idle.repository / "vllm", model)
-    with_openai(free_ports().http)(model)
-    paused: list[bool] = []
-
-    def stop(start: int) -> None:
-        wait_for(lambda: "[paused] ready after" in said(idle, start), "the engine", longest_pause=0.01)
-        (stub,) = stubs(idle)
-        stub.suspend()
-        paused.append("listens on port" not in said(idle, start))
-        pause(PAUSE_SECONDS)
-        stub.resume()
-
-    # On a busy machine the pause may come when the port is open already; then once more.
-    for _ in range(TRIES):
-        start = len(said(idle))
-        stopping = threading.Thread(target=stop, args=(start,))
-        stopping.start()
-        status, told = load(idle, "paused")
-        stopping.join()
-        assert status == 200, told
-        assert unload(idle, "paused")[0] == 200
-        if paused[-1]:
-            break
-    assert paused[-1]
-    assert NOTICED in said(idle, start)
 
 
 def test_a_load_that_fails_in_the_engines_process_tells_why(idle: TritonServer) -> None:

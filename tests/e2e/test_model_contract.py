@@ -15,7 +15,7 @@ import pytest
 from support.model_requests import STRANGE, ask, ask_all, prompt
 from support.pages import requests_in
 from support.repositories import serves_since
-from support.triton_client import generate, generate_stream, post, stream
+from support.triton_client import generate, post, stream
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -25,13 +25,6 @@ pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
 CHECKOUT = Path(__file__).parents[2]
 GREEDY = {"temperature": 0, "max_tokens": 64}
-
-
-def test_whole_answer_is_one_response_with_the_prompt_before_it(server: TritonServer) -> None:
-    """Without `stream` and `exclude_input_in_output` there is one response of shape [1]: prompt and completion."""
-    answer = ask(server, PROMPT, GREEDY)
-    assert [r.tensors["text_output"].shape for r in answer.responses] == [(1,)]
-    assert answer.text == PROMPT + ANSWER
 
 
 def test_no_package_comes_from_where_the_server_was_started(server: TritonServer) -> None:
@@ -124,15 +117,6 @@ def test_the_pages_requests_are_answered(server: TritonServer) -> None:
         assert status == 200
         texts.append("".join(event["text_output"] for event in events))
     assert texts == [PROMPT + ANSWER, ANSWER]
-
-
-def test_http_stream_begins_before_the_answer_has_ended(server: TritonServer) -> None:
-    """A long answer is several events, however busy the machine is: the first does not wait for the last."""
-    request = {"text_input": PROMPT, "stream": True, "temperature": 0, "max_tokens": 200, "ignore_eos": True}
-    status, events = generate_stream(server.http_url, request)
-    assert status == 200
-    assert len(events) > 1
-    assert "".join(event["text_output"] for event in events).startswith(ANSWER)
 
 
 def test_requests_of_genai_perf(server: TritonServer) -> None:

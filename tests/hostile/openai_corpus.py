@@ -1,8 +1,4 @@
-"""Hostile HTTP requests for the OpenAI port, as data.
-
-They are the corpus of Triton's requests in this protocol's words, and those that only the port can get.
-They are for a model of texts with 256 positions.
-"""
+"""Hostile HTTP requests for the OpenAI port, as data, for a model of texts with 256 positions."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostile.corpus import CORPUS, PROMPT, Case, data_url, nested
+from hostile.corpus import data_url, nested
 from support.pictures import png
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -41,47 +37,6 @@ class Shot:
     status: int = 0
     may_pass: bool = False
     headers: Mapping[str, str] = field(default_factory=lambda: JSON_TYPE)
-
-
-IGNORED = {
-    "an unknown name of 1 MB", "100,000 names", "guided_choice of 100,000", "guided_regex that explodes", "field extra_args",
-    "field data_parallel_rank",
-}  # fmt: skip
-"""Names of requests of the corpus whose field vLLM's server does not have."""
-
-
-def translated(case: Case) -> Shot:
-    """Return a request of the corpus as one for the port."""
-    tensors = case.make() if not case.heavy else {}
-    # The heavy ones are made when they are sent. Their names say what they have.
-    chats = "messages" in tensors or "message" in case.name
-    path = CHAT if chats or "image" in tensors else TEXT
-    if "embedding_request" in tensors:
-        path = "/v1/embeddings" if case.name.startswith("embed") else "/v1/score"
-    may_pass = not case.refused_early or case.name in IGNORED
-    return Shot(case.name, path, lambda: as_body(case.make()), may_pass=may_pass)
-
-
-def as_body(tensors: Mapping[str, Any]) -> bytes:
-    """Return the body with what tensors ask for."""
-    fields: dict[str, str] = {"model": '"vllm"'}
-    if "image" in tensors:
-        pictures = tensors["image"] if isinstance(tensors["image"], list) else [tensors["image"]]
-        parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{one}"}} for one in pictures]
-        fields["messages"] = json.dumps([{"role": "user", "content": [{"type": "text", "text": PROMPT}, *parts]}])
-    elif "text_input" in tensors:
-        fields["prompt"] = json.dumps(tensors["text_input"])
-    if "prompt_token_ids" in tensors:
-        fields["prompt"] = json.dumps(tensors["prompt_token_ids"])
-    fields |= {name: text for name, text in tensors.items() if name in ("messages", "tools", "chat_template_kwargs")}
-    if "operator_request" in tensors:
-        fields["operator_request"] = json.dumps(tensors["operator_request"])
-    more = tensors.get("sampling_parameters") or tensors.get("embedding_request") or "{}"
-    # A text that is no object takes the place of the whole body.
-    if not more.startswith("{"):
-        return str(more).encode()
-    own = ", ".join(f"{json.dumps(name)}: {text}" for name, text in fields.items())
-    return ("{" + own + ("}" if more == "{}" else ", " + more[1:])).encode()
 
 
 def ask(name: str, path: str, body: Mapping[str, Any], says: str = "", **more: Any) -> Shot:
@@ -310,7 +265,7 @@ NOT_JSON = [
     ask("a form", TEXT, SHORT, "", headers={"Content-Type": "multipart/form-data; boundary=x"}),
     ask("gzip", TEXT, SHORT, "Content-Encoding", headers={**JSON_TYPE, "Content-Encoding": "gzip"}, status=415),
 ]
-OF_THE_PORT = [
+SHOTS = [
     *FROM_THE_ISSUE,
     *PICTURES,
     *STREAMED_RESPONSES,
@@ -318,8 +273,6 @@ OF_THE_PORT = [
     *CONSTRAINTS,
     *NOT_JSON,
 ]
-"""What only this protocol has, or says in another way."""
-SHOTS = [*OF_THE_PORT, *map(translated, CORPUS)]
 
 
 @dataclass(frozen=True)
