@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import models, repositories
+from support import models, repositories, slow_run, starts
 from support.leftovers import leftovers, wait_for_none
 from support.light_fixtures import light_long_arguments, light_parts, light_server, light_serving  # noqa: F401 - fixtures
 from support.memory_folder import memory_folder
@@ -38,6 +38,7 @@ settings.load_profile("however slow")
 PACKAGES_BESIDE = ("triton", "vllm", "torch", "transformers")
 
 
+_SOURCES = pytest.StashKey[slow_run.Sources]()
 _IN_MEMORY = pytest.StashKey[contextlib.ExitStack]()
 
 
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         _choose_temporary_folder(config)
         os.environ[RUN] = tempfile.mkdtemp(prefix="vllm_env_test_")
+        config.stash[_SOURCES] = slow_run.read_sources(Path(os.environ.get("VLLM_ENV_TEST_CHECKOUT", repositories.CHECKOUT)))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -127,12 +129,18 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """Say how to keep the files of failed tests.
+    """Say how many servers the run has started, which take most of its time, and note the result of a slow run.
 
     xdist's workers have no terminal, so only the process that hands out tests does this.
     """
+    line = starts.summary(run_folder())
+    if line:
+        terminalreporter.write_line(line)
     if exitstatus and _IN_MEMORY in config.stash:
         terminalreporter.write_line("The files of failed tests are gone. To keep them, give --basetemp=FOLDER.")
+    if config.getoption("--slow"):
+        arguments = config.invocation_params.args
+        slow_run.note(repositories.CHECKOUT, config.stash[_SOURCES], arguments, terminalreporter.stats, int(exitstatus))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ See `calls`.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 import anthropic
@@ -13,7 +14,7 @@ import openai
 import standin
 from calls import call, events, main, plain
 from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 MODEL = "vllm"
@@ -78,6 +79,15 @@ def openai_chat_streamed(url: str) -> Any:
 
 
 @call
+def openai_chat_async(url: str) -> Any:
+    async def ask() -> Any:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", **KEY) as client:
+            return await asyncio.gather(*(client.chat.completions.create(model=MODEL, messages=HELLO) for _ in range(4)))
+
+    return [plain(answer) for answer in asyncio.run(ask())]
+
+
+@call
 def openai_chat_with_tools(url: str) -> Any:
     """To the end: the call, its result, the answer."""
     first = _chat(url, messages=WEATHER, tools=TOOLS, parallel_tool_calls=False)
@@ -90,6 +100,12 @@ def openai_chat_with_tools(url: str) -> Any:
 @call
 def openai_chat_with_tools_streamed(url: str) -> Any:
     return events(_chat(url, messages=WEATHER, tools=TOOLS, tool_choice="auto", stream=True))
+
+
+@call
+def openai_chat_stream_helper(url: str) -> Any:
+    with _openai(url).chat.completions.stream(model=MODEL, messages=WEATHER, tools=TOOLS) as stream:
+        return stream.get_final_completion()
 
 
 @call
@@ -129,6 +145,12 @@ def openai_response_with_log_probabilities(url: str) -> Any:
 
 
 @call
+def openai_response_with_tools_streamed(url: str) -> Any:
+    with _openai(url).responses.stream(model=MODEL, input=WEATHER, tools=FLAT_TOOLS) as stream:
+        return [events(stream), plain(stream.get_final_response())]
+
+
+@call
 def openai_response_with_a_hosted_tool(url: str) -> Any:
     """A server that has no search answers without one."""
     return _respond(url, tools=[{"type": "web_search"}])
@@ -138,6 +160,11 @@ def openai_response_with_a_hosted_tool(url: str) -> Any:
 def openai_response_with_a_grammar(url: str) -> Any:
     grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
     return _respond(url, tools=[{"type": "custom", "name": "patch", "format": grammar}])
+
+
+@call
+def openai_response_parsed(url: str) -> Any:
+    return _openai(url).responses.parse(model=MODEL, input=MOOD, text_format=Mood, max_output_tokens=128)
 
 
 @call
@@ -176,6 +203,12 @@ def anthropic_message(url: str) -> Any:
 @call
 def anthropic_message_streamed(url: str) -> Any:
     return events(_message(url, stream=True))
+
+
+@call
+def anthropic_stream_helper(url: str) -> Any:
+    with _anthropic(url).messages.stream(model=MODEL, messages=HELLO, max_tokens=128) as stream:
+        return ["".join(stream.text_stream), plain(stream.get_final_message())]
 
 
 @call
@@ -235,6 +268,11 @@ def litellm_completion(url: str) -> Any:
 
 
 @call
+def litellm_completion_as_openai(url: str) -> Any:
+    return litellm.completion(messages=HELLO, metadata={"a": "b"}, user="me", **_litellm(url, "openai"))
+
+
+@call
 def litellm_completion_streamed(url: str) -> Any:
     return events(litellm.completion(messages=HELLO, stream=True, stream_options={"include_usage": True}, **_litellm(url)))
 
@@ -254,8 +292,23 @@ def litellm_tools_streamed(url: str) -> Any:
 
 
 @call
+def litellm_text(url: str) -> Any:
+    return litellm.text_completion(prompt=standin.PROMPT, max_tokens=16, **_litellm(url))
+
+
+@call
 def litellm_as_anthropic(url: str) -> Any:
     return litellm.completion(messages=WEATHER, tools=TOOLS, max_tokens=128, **_litellm(url, "anthropic", ""))
+
+
+@call
+def litellm_response(url: str) -> Any:
+    return litellm.responses(input="Hello!", **_litellm(url, "openai"))
+
+
+@call
+def litellm_embedding(url: str) -> Any:
+    return litellm.embedding(input=["Hello!"], **_litellm(url))
 
 
 # langchain-openai
@@ -268,6 +321,16 @@ def _langchain(url: str, **options: Any) -> ChatOpenAI:
 @call
 def langchain_invoke(url: str) -> Any:
     return _langchain(url).invoke("Hello!")
+
+
+@call
+def langchain_stream(url: str) -> Any:
+    return "".join(piece.text for piece in _langchain(url, stream_usage=True).stream("Hello!"))
+
+
+@call
+def langchain_batch(url: str) -> Any:
+    return [answer.text for answer in _langchain(url).batch(["Hello!", "Good morning!"])]
 
 
 @call
@@ -296,6 +359,16 @@ def langchain_structured(url: str) -> Any:
 @call
 def langchain_responses(url: str) -> Any:
     return _langchain(url, use_responses_api=True).bind_tools(FLAT_TOOLS).invoke(standin.QUESTION)
+
+
+@call
+def langchain_text(url: str) -> Any:
+    return OpenAI(model=MODEL, base_url=f"{url}/v1", max_tokens=16, temperature=0, **KEY).invoke(standin.PROMPT)
+
+
+@call
+def langchain_embedding(url: str) -> Any:
+    return OpenAIEmbeddings(model=MODEL, base_url=f"{url}/v1", check_embedding_ctx_length=False, **KEY).embed_query("Hello!")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ CALLS = re.findall(r"^@call\ndef (\w+)", (HERE / "sdks.py").read_text("utf-8"), 
 REFUSED_BY_BOTH = {
     "openai_response_with_a_grammar": 400,  # vLLM has no grammars of custom tools
     "openai_embedding": 404,  # the model generates
+    "litellm_embedding": 404,
+    "langchain_embedding": 404,
     "openai_unknown_model": 404,
     "anthropic_unknown_model": 404,
 }

@@ -15,6 +15,7 @@ from support.official_folder import snapshot
 from support.reference import ONE_THREAD
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL_SECONDS
 from support.small_fixtures import workspace_in
+from support.starts import TRITON, note_start
 from support.triton_client import get
 from vllm_env.layout import LAYOUTS
 from vllm_env.plan import TEMPLATE
@@ -116,6 +117,7 @@ def test_an_adopted_model_answers_as_ours_does(
     config.write_text(adopted.replace("$$TRITON_MODEL_DIRECTORY/vllm_env", str(parts.environment)), encoding="utf-8")
 
     launch = Launch({**CPU_ENVIRONMENT, **ONE_THREAD}, (), READY_SECONDS, STALL_SECONDS)
+    note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         assert answers(server, "opt") == expected
         (unknown,) = ask_all(server, [prompt(FACTS[0][0], {"lora_name": "three"})], model="opt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,10 @@ import pytest
 from support.chaos_lab import STAGES
 from support.repositories import point_to_environment, run_build
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
+from support.triton_client import generate, generate_stream
 from vllm_env.base.errors import CommandError
 from vllm_env.model.manifest import read_manifest
+from vllm_env.serve.server import TritonServer
 
 if TYPE_CHECKING:
     from support.serving import Parts, Serve
@@ -69,6 +72,31 @@ def test_warm_keeps_the_caches(parts: Parts, disk_folder: Path, monkeypatch: pyt
     assert record["environment"] == result["manifest"]["lock_digest"]
     assert run_build(*options, "--layout", "directory").returncode == 0  # places the model's folder anew
     assert json.loads((model / "vllm_cache" / "warm.json").read_text()) == record
+
+
+@pytest.mark.slow  # the build has made the same checks; test_parts.py has the subcommand
+def test_verify_accepts_what_was_built_at_any_place(built_repository: Path, disk_folder: Path) -> None:
+    """The subcommand runs the build's checks on the published set; a plain copy of the folder elsewhere is as good."""
+    copy = disk_folder / "elsewhere" / "vllm"
+    shutil.copytree(built_repository / "vllm", copy, copy_function=os.link)
+    done = run_build("verify", "--model-repository", str(copy.parent))
+    assert done.returncode == 0, done.stderr
+    assert "verified" in done.stdout
+
+
+def test_http_generate(server: TritonServer) -> None:
+    """The whole answer by HTTP, echoing the prompt as the official backend does."""
+    request = {"text_input": "The capital of France is", "parameters": {"temperature": 0, "max_tokens": 16}}
+    status, answer = generate(server.http_url, request)
+    assert (status, answer["text_output"]) == (200, "The capital of France is Paris, on the river Seine.")
+
+
+def test_http_generate_stream(server: TritonServer) -> None:
+    """The same answer in events; how many, when the sender wakes too late for some, is a matter of test_model_contract.py."""
+    request = {"text_input": "The capital of France is", "stream": True, "temperature": 0, "max_tokens": 16}
+    status, events = generate_stream(server.http_url, request)
+    assert status == 200
+    assert "".join(event["text_output"] for event in events) == " Paris, on the river Seine."
 
 
 @pytest.mark.parametrize("part", ["stub", "archive"])

@@ -49,6 +49,28 @@ def test_vllms_server_is_measured_as_triton_is(vllm_server: str, server: TritonS
     assert found["median_e2el_ms"] > 0
 
 
+def test_every_token_of_a_stream_is_a_piece_and_the_server_counts_them(vllm_server: str, tmp_path: Path) -> None:
+    """Exactly as many as were asked for; vLLM may put several in a piece on a busy machine."""
+    flags = ["-s", "--random-input-len", "8", "--random-output-len", "12", "--num-prompts", "16", "--max-concurrency", "4"]
+    records = ["--results-format", "jsonl", "--results-file", "r.jsonl"]
+    _, report = run(tmp_path, "--backend", "openai", "-u", vllm_server, *flags, *records)
+    assert report["total_output_tokens"] == 16 * 12
+    found = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert {record["output_tokens"] for record in found} == {12}
+    assert {tuple(record["finish_reasons"]) for record in found} == {("length",)}
+    assert all(2 <= len(record["times"]) <= 12 for record in found)
+
+
+def test_a_request_that_vllms_server_refuses_fails_with_its_reason(vllm_server: str, tmp_path: Path) -> None:
+    """A prompt that is too long; the other one is answered."""
+    (tmp_path / "prompts.txt").write_text("The capital of France is\n" + "word " * 2000 + "\n")
+    argv = client_command("--backend", "openai", "-u", vllm_server, "-s")
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "2 sent, 1 answered, 1 failed (1 status 400)" in done.stdout
+    assert "this model's maximum context length is 256 tokens" in done.stderr
+
+
 def test_both_servers_are_compared_in_turns(vllm_server: str, server: TritonServer, tmp_path: Path) -> None:
     """Each has the same requests, and each figure is compared."""
     flags = ["--versus", vllm_server, "--versus-backend", "openai", "-s", "--iterations", "20"]

@@ -187,3 +187,18 @@ def test_a_volume_keeps_what_a_removed_container_has_unpacked(folder: Path, wher
         assert done.returncode == 0, done.stderr
         assert expected in done.stderr
     assert list((place / "volume").rglob(f"{KEY}/{SITE}/one.py"))
+
+
+def test_a_wheelhouse_is_enough_without_network(folder: Path, torch_index: str) -> None:
+    """Filled in one container, with the network; a fresh clone in another, without, comes from its bootstrap to PASS."""
+    house, filler, fresh = folder / "house", _clone(folder / "filler"), _clone(folder / "fresh")
+    house.mkdir()
+    at = ("--volume", f"{house}:/house", "--workdir", "/work")
+    fill = shlex.split(containers.page_line(pages.FILL).replace("$DIR", "/house"), comments=True)
+    options = ("--env", torch_index, "--volume", f"{filler}:/work", *at)
+    filled = containers.run_in(containers.image(), *fill, options=options)
+    assert filled.returncode == 0, filled.stderr
+    build = shlex.split(containers.page_line(pages.BUILD_OFFLINE).replace("$DIR", "/house"), comments=True)
+    done = containers.run_in(containers.image(), *build, options=("--volume", f"{fresh}:/work", *at), network="none")
+    assert done.returncode == 0, done.stderr
+    assert "PASS: vLLM example" in done.stdout.splitlines()

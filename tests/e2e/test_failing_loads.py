@@ -6,19 +6,23 @@ import json
 import re
 import shutil
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from support.instances import said
-from support.model_control import load
-from support.patience import wait_for
+from support.model_control import NOTICED, PAUSE_SECONDS, TOLERATED_SINCE, load, unload
+from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
-from support.serving import EXPLICIT, in_small_place, serve
+from support.repositories import serves_since
+from support.server_processes import stubs
+from support.serving import EXPLICIT, in_small_place, is_cuda, serve
 from support.settings import with_parameter
 from support.sightings import Sightings
 from support.triton_client import get
+from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
+TRIES = 3
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +119,74 @@ def test_a_port_that_cannot_be_had_ends_the_load(idle: TritonServer) -> None:
     assert "importing vLLM" not in said(idle)[start:]
 
 
+def test_a_load_that_is_given_up_while_the_port_opens_ends(idle: TritonServer) -> None:
+    """Server and stub waited for each other for ever; test_model_paused_start.py has the pause before that."""
+    if serves_since(TOLERATED_SINCE):
+        pytest.skip("this Triton waits for a stub that is paused for so long")
+    model = idle.repository / "paused"
+    shutil.copytree(idle.repository / "vllm", model)
+    with_openai(free_ports().http)(model)
+    paused: list[bool] = []
+
+    def stop(start: int) -> None:
+        wait_for(lambda: "[paused] ready after" in said(idle, start), "the engine", longest_pause=0.01)
+        (stub,) = stubs(idle)
+        stub.suspend()
+        paused.append("listens on port" not in said(idle, start))
+        pause(PAUSE_SECONDS)
+        stub.resume()
+
+    # On a busy machine the pause may come when the port is open already; then once more.
+    for _ in range(TRIES):
+        start = len(said(idle))
+        stopping = threading.Thread(target=stop, args=(start,))
+        stopping.start()
+        status, told = load(idle, "paused")
+        stopping.join()
+        assert status == 200, told
+        assert unload(idle, "paused")[0] == 200
+        if paused[-1]:
+            break
+    assert paused[-1]
+    assert NOTICED in said(idle, start)
+
+
+@pytest.mark.slow  # test_arguments.py has the rule, and a port that is taken comes out in the same way
+def test_a_wrong_argument_of_the_openai_server_ends_the_load(idle: TritonServer) -> None:
+    """Before the engine starts."""
+
+    def change(model: Path) -> None:
+        with_openai(free_ports().http)(model)
+        (model / "vllm_openai_args.json").write_text('{"chat_template": "template.jinja"}')
+
+    start = len(said(idle))
+    assert "vllm_openai_args.json: chat_template differs from vllm_engine_args.json" in refused(idle, "two_templates", change)
+    assert "starting the engine" not in said(idle)[start:]
+
+
+@pytest.mark.slow  # as an engine that fails does below
+def test_a_load_that_vllm_cannot_do_tells_why(idle: TritonServer, parts: Parts) -> None:
+    """vLLM finds out in EngineCore that it has no Ray workers on a CPU; Triton's reason for the failed load says it too."""
+    if is_cuda(parts.environment):
+        pytest.skip("a CUDA build gets further with Ray")
+    reason = refused(idle, "ray", with_arguments(distributed_executor_backend="ray"))
+    assert "distributed_executor_backend: vLLM" in reason
+    assert "does not support ray" in reason
+
+
 def test_a_load_that_fails_in_the_engines_process_tells_why(idle: TritonServer) -> None:
     """AsyncLLM itself only refers to what was logged before."""
     reason = refused(idle, "blocks", with_arguments(num_gpu_blocks_override=1))
     assert "vLLM did not start with the arguments of vllm_engine_args.json" in reason
     assert "ValueError: " in reason
     assert "root cause" not in reason
+
+
+@pytest.mark.slow  # test_parsers.py has the rule
+def test_an_unknown_parser_is_refused_when_the_model_is_loaded(idle: TritonServer) -> None:
+    """Triton's reason has the names that vLLM knows."""
+    reason = refused(idle, "parser", with_arguments(tool_parser="herms"))
+    assert "tool_parser: vLLM has no parser 'herms', did you mean 'hermes'?; it has " in reason
 
 
 def test_two_files_of_arguments_that_differ_are_refused_by_the_server(idle: TritonServer) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.client_run import run as run_client
 from support.model_control import load
 from support.pages import requests_in
 from support.patience import LIMIT
@@ -96,3 +98,19 @@ def test_a_list_among_the_parameters_is_explained(server: TritonServer) -> None:
     status, answer = post(server.http_url, path, body, timeout=LIMIT)
     assert status == 200
     assert json.loads(answer)["text_output"] == f"{PROMPT} Paris"
+
+
+def test_one_prompt_on_the_command_line_is_answered_and_a_wrong_name_is_told_at_once(
+    light_serving: Serve, tmp_path: Path
+) -> None:
+    """By the real server; the names that there are come with the error."""
+    with light_serving() as server:
+        done = run_client("-u", server.grpc_url, PROMPT, cwd=tmp_path)
+        began = time.monotonic()
+        wrong = run_client("-u", server.grpc_url, "--model", "vlm", "--wait-ready", 3600, PROMPT, cwd=tmp_path)
+        seconds = time.monotonic() - began
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[2] == f"{json.dumps(PROMPT)} -> {json.dumps(ANSWER)}"
+    assert wrong.returncode == 1
+    assert wrong.stderr.endswith("has no model 'vlm', but vllm; name one of them with --model\n")
+    assert seconds < LIMIT

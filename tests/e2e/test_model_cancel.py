@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -88,6 +90,29 @@ def test_cancelled_whole_answer_frees_its_slot(long_server: TritonServer) -> Non
         assert not streams[1].ended
 
 
+CLIENT = """
+import sys, tritonclient.grpc as g
+sys.path.insert(0, sys.argv[2])
+from support.open_stream import OpenStream
+from support.clock import now
+from support.model_requests import prompt
+with OpenStream(sys.argv[1], prompt(sys.argv[3], eval(sys.argv[4]), stream=True)) as one:
+    one.wait(3); print("streaming", flush=True); one.wait_end(60)
+"""
+
+
+def test_client_that_dies_frees_its_slot(long_server: TritonServer, occupied: list[OpenStream], checkout: Any) -> None:
+    """A gRPC client killed in the middle of its stream counts as a cancellation."""
+    occupied[0].cancel()
+    argv = [sys.executable, "-c", CLIENT, long_server.grpc_url, str(checkout / "tests"), PROMPT, repr(LONG)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout
+        assert client.stdout.readline() == "streaming\n"
+        client.kill()
+    wait_for_slot(long_server)
+    assert not occupied[1].ended
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_deadline_ends_a_request(long_server: TritonServer, streaming: bool) -> None:
     """`timeout` (microseconds) stops a request that takes longer: an error, and its slot is free while its twin goes on."""
@@ -110,6 +135,11 @@ def test_deadline_of_a_waiting_request(long_server: TritonServer, occupied: list
     assert "timeout of 300000 us expired" in end.error
 
 
+def test_deadline_that_is_met_changes_nothing(long_server: TritonServer) -> None:
+    """A request that ends in time is answered as ever."""
+    assert ask(long_server, PROMPT, {"temperature": 0, "timeout": 240_000_000}).text == PROMPT + ANSWER
+
+
 def test_http_client_that_goes_away(long_server: TritonServer) -> None:
     """Closing its connection harms nobody; stock Triton does not notice it, and a whole answer runs to its end."""
     before = long_answers(long_server)
@@ -120,6 +150,19 @@ def test_http_client_that_goes_away(long_server: TritonServer) -> None:
     connection.close()
     assert ask(long_server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
     wait_for(lambda: long_answers(long_server) == before + 1, "the end of the answer")
+
+
+def test_http_stream_whose_client_goes_away(long_server: TritonServer) -> None:
+    """Triton notices when it writes to it, and the slot is free while another request, begun before it, still runs."""
+    with OpenStream(long_server.grpc_url, prompt(PROMPT, LONG, stream=True)) as other:
+        other.wait(3)
+        connection = http.client.HTTPConnection(urlsplit(long_server.http_url).netloc, timeout=PATIENCE)
+        connection.request("POST", "/v2/models/vllm/generate_stream", json.dumps({"text_input": PROMPT, "stream": True, **LONG}))
+        assert b"text_output" in connection.getresponse().readline()
+        connection.close()
+        wait_for_slot(long_server)
+        assert not other.ended
+    wait_for_slot(long_server)
 
 
 def long_answers(server: TritonServer) -> float:

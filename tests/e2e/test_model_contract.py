@@ -15,7 +15,7 @@ import pytest
 from support.model_requests import STRANGE, ask, ask_all, prompt
 from support.pages import requests_in
 from support.repositories import serves_since
-from support.triton_client import generate, post, stream
+from support.triton_client import generate, generate_stream, post, stream
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -25,6 +25,13 @@ pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
 CHECKOUT = Path(__file__).parents[2]
 GREEDY = {"temperature": 0, "max_tokens": 64}
+
+
+def test_whole_answer_is_one_response_with_the_prompt_before_it(server: TritonServer) -> None:
+    """Without `stream` and `exclude_input_in_output` there is one response of shape [1]: prompt and completion."""
+    answer = ask(server, PROMPT, GREEDY)
+    assert [r.tensors["text_output"].shape for r in answer.responses] == [(1,)]
+    assert answer.text == PROMPT + ANSWER
 
 
 def test_no_package_comes_from_where_the_server_was_started(server: TritonServer) -> None:
@@ -108,6 +115,13 @@ def test_request_parameters_over_grpc(server: TritonServer) -> None:
     assert answer.values("num_output_tokens") == [[7]]
 
 
+def test_http_generate_stream(server: TritonServer) -> None:
+    """Server-sent events carry the pieces of the answer; test_outbox.py shows when each token is an event of its own."""
+    status, events = generate_stream(server.http_url, {"text_input": PROMPT, "stream": True, **GREEDY})
+    assert status == 200
+    assert "".join(event["text_output"] for event in events) == ANSWER
+
+
 def test_the_pages_requests_are_answered(server: TritonServer) -> None:
     """README's and docs/laptop.md's `curl` lines, with this server's port; test_readme.py compares the answer that is shown."""
     texts = []
@@ -117,6 +131,26 @@ def test_the_pages_requests_are_answered(server: TritonServer) -> None:
         assert status == 200
         texts.append("".join(event["text_output"] for event in events))
     assert texts == [PROMPT + ANSWER, ANSWER]
+
+
+def test_http_stream_begins_before_the_answer_has_ended(server: TritonServer) -> None:
+    """A long answer is several events, however busy the machine is: the first does not wait for the last."""
+    request = {"text_input": PROMPT, "stream": True, "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    status, events = generate_stream(server.http_url, request)
+    assert status == 200
+    assert len(events) > 1
+    assert "".join(event["text_output"] for event in events).startswith(ANSWER)
+
+
+@pytest.mark.parametrize(("word", "tokens"), [("false", None), ("true", 60), ("False", None), (False, None)])
+def test_false_as_text_is_false(server: TritonServer, word: Any, tokens: int | None) -> None:
+    """Strings for numbers and booleans, as genai-perf sends them, mean what they say."""
+    parameters = {"temperature": "0.0", "max_tokens": "60", "ignore_eos": word}
+    answer = ask(server, PROMPT, parameters, exclude_input_in_output=True, return_num_output_tokens=True)
+    if tokens:
+        assert answer.values("num_output_tokens") == [[tokens]]
+    else:
+        assert answer.text == ANSWER
 
 
 def test_requests_of_genai_perf(server: TritonServer) -> None:

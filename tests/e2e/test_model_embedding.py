@@ -49,6 +49,25 @@ def test_token_ids_and_text_give_the_same(embedding_server: TritonServer, made_m
     assert by_ids == pytest.approx(json.loads(embed(embedding_server, TEXT).text), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("request_json", "text"),
+    [
+        ('{"input": ""}', "embedding_request.input must be a non-empty string"),
+        ('{"input": "x", "pooling_params": {"dimension": 3}}', "did you mean 'dimensions'?"),
+        ('{"input": "x", "pooling_params": {"dimensions": 3}}', "dimensions"),
+        ('{"input": "x", "pooling_params": []}', None),
+        ('{"input": "%s"}' % ("long " * 300), "maximum"),
+    ],
+)
+def test_bad_embedding_requests(embedding_server: TritonServer, request_json: str, text: str | None) -> None:
+    """An error names the trouble, and the next request is served."""
+    found = stream(embedding_server.grpc_url, [{"embedding_request": request_json}])
+    error = "".join(response.error for response in found)
+    if text is not None:
+        assert text in error
+    assert len(json.loads(embed(embedding_server, TEXT).text)) == WIDTH
+
+
 def test_several_inputs_have_an_element_each(embedding_server: TritonServer) -> None:
     """Texts or token ids, each embedded as it would be alone; the count of tokens is that of all."""
     texts = [TEXT, "Paris", "Once upon a time"]
@@ -62,6 +81,13 @@ def test_several_inputs_have_an_element_each(embedding_server: TritonServer) -> 
     assert json.loads(embed(embedding_server, [[5, 6], [7]]).texts()[0]) == pytest.approx(
         json.loads(embed(embedding_server, [5, 6]).text), abs=1e-5
     )
+
+
+def test_one_bad_input_of_several_refuses_all(embedding_server: TritonServer) -> None:
+    """The error is that of the one, and nothing of the others stays behind."""
+    assert "maximum" in embed(embedding_server, [TEXT, "long " * 300, TEXT]).error
+    assert "vocabulary" in embed(embedding_server, [[1], [10**6]]).error
+    assert len(embed(embedding_server, [TEXT] * 40).texts()) == 40
 
 
 def test_an_embedding_model_scores_by_the_angle_of_its_vectors(embedding_server: TritonServer) -> None:

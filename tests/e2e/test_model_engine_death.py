@@ -18,6 +18,7 @@ from support.event_stream import EventStream
 from support.kill import kill_at_rest
 from support.leftovers import name_of
 from support.model_requests import ask, prompt
+from support.models import LONG_POSITIONS
 from support.open_stream import OpenStream
 from support.patience import wait_for
 from support.reference import ONE_THREAD
@@ -166,7 +167,31 @@ def test_an_engine_that_does_nothing_is_replaced_without_a_limit_of_the_operator
         print(f"{own}: told after {told:.0f} s, served again {now() - began - told:.0f} s later")
 
 
+A_MINUTE = 60.0
 PATIENT = {"timeout": 900.0}
+
+
+@pytest.mark.slow
+def test_a_prefill_of_more_than_a_minute_is_not_ended(serving: Serve, long_arguments: dict[str, object]) -> None:
+    """In one step, in which EngineCore answers nothing."""
+    # with random weights, and so many layers that the longest prefill takes a minute on a fast machine, too
+    layers = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 12}}
+    whole = {"max_num_batched_tokens": LONG_POSITIONS, "enable_prefix_caching": False, "kv_cache_memory_bytes": 1 << 30}
+    engine = {**long_arguments, **layers, **whole}
+    with serving(engine, environment=ONE_THREAD) as server:
+        seconds, length = 0.0, 4096
+        while seconds < A_MINUTE and length < LONG_POSITIONS - 1:
+            # its time grows with the square of the length; after 300 s the engine would be replaced
+            growth = (1.6 * A_MINUTE / max(seconds, 1.0)) ** 0.5
+            length = min(LONG_POSITIONS - 1, int(length * min(4.0, growth)))
+            began = now()
+            assert not ask(server, None, {"max_tokens": 1}, options=PATIENT, prompt_token_ids=[7] * length).error
+            seconds = now() - began
+            print(f"a prefill of {length} tokens took {seconds:.0f} s")
+        assert "does not answer" not in server.log.read_text(errors="replace")
+        assert times_back(server) == 0
+    if seconds < A_MINUTE:
+        pytest.skip(f"the longest prefill takes {seconds:.0f} s on this machine")
 
 
 # as in support/compiling.py, which imports vLLM and so cannot be imported here

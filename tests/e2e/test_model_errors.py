@@ -10,13 +10,14 @@ import grpc  # type: ignore[import-untyped]  # it comes with tritonclient, witho
 import pytest
 from tritonclient.grpc import aio
 
-from support.model_requests import ask, prompt
+from support.model_requests import ask, ask_all, prompt
+from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
 from support.triton_client import generate, post, stream, tensor, text_of
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from support.serving import Serve
     from vllm_env.serve.server import TritonServer
@@ -38,6 +39,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "ill-formed JSON": (tensors('{"max_tokens": '), "sampling_parameters is not valid JSON"),
     "JSON list": (tensors("[1]"), "sampling_parameters must be a JSON object, not a list"),
     "JSON null": (tensors("null"), "sampling_parameters must be a JSON object"),
+    "deep JSON": (tensors("[" * 100_000), "sampling_parameters is nested too deeply"),
     "wrong type": (tensors({"max_tokens": "many"}), "sampling parameter 'max_tokens' must be an integer, not \"many\""),
     "fraction for int": (tensors({"max_tokens": 1.5}), "'max_tokens' must be an integer, not 1.5"),
     "bool for int": (tensors({"max_tokens": True}), "'max_tokens' must be an integer, not true"),
@@ -48,6 +50,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "NaN": (tensors('{"temperature": NaN}'), "NaN is not a JSON number"),
     "Infinity": (tensors('{"temperature": -Infinity}'), "-Infinity is not a JSON number"),
     "NaN as text": (tensors({"temperature": "nan"}), "'temperature' must be a finite number"),
+    "huge number": (tensors('{"temperature": 1e999}'), "'temperature' must be a finite number"),
     "unknown": (tensors({"max_token": 5}), "unknown sampling parameter 'max_token', did you mean 'max_tokens'?"),
     "unknown, like none": (tensors({"zzz": 5}), "unknown sampling parameter 'zzz'"),
     "internal": (tensors({"output_kind": 1}), "unknown sampling parameter 'output_kind'"),
@@ -56,7 +59,19 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "top_p above one": (tensors({"top_p": 1.5}), "top_p must be in (0, 1]"),
     "n of zero": (tensors({"n": 0}), "n must be at least 1"),
     "negative n": (tensors({"n": -2}), "n must be at least 1"),
+    "huge n": (tensors({"n": 10**9}), "n must be"),
+    "negative logprobs": (tensors({"logprobs": -3}), "logprobs must be"),
+    "too many logprobs": (tensors({"logprobs": 5000}), "logprobs"),
+    "seed out of range": (tensors({"seed": 2**70}), "seed"),
+    "unknown token id": (tensors({"allowed_token_ids": [99_999]}), "allowed_token_ids"),
+    "unknown token in bias": (tensors({"logit_bias": {"99999": 1}}), "logit_bias"),
+    "bad JSON schema": (tensors({"structured_outputs": {"json": '{"type": 5}'}}), ""),
+    "bad regex": (tensors({"structured_outputs": {"regex": "[a"}}), ""),
+    "bad grammar": (tensors({"structured_outputs": {"grammar": "root := ("}}), ""),
+    "two constraints": (tensors({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "structured_outputs"),
+    "empty choice": (tensors({"structured_outputs": {"choice": []}}), ""),
     "unknown constraint": (tensors({"structured_outputs": {"regx": "a"}}), "did you mean 'regex'?"),
+    "long prompt": (prompt("word " * 2000, {"max_tokens": 1}), "maximum"),
     "empty prompt": (prompt("", {"max_tokens": 1}), "text_input is empty"),
     "not UTF-8": (prompt(None, text_input=b"\xff\xfe\xfd"), "text_input must be UTF-8"),
     "no prompt": (prompt(None, {"max_tokens": 1}), "exactly one of text_input, messages, prompt_token_ids is required"),
@@ -65,6 +80,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "messages without role": (prompt(None, messages='[{"content": "x"}]'), "messages must be a non-empty JSON list"),
     "messages empty": (prompt(None, messages="[]"), "messages must be a non-empty JSON list"),
     "tools no list": (prompt(None, messages=CHAT, tools="{}"), "tools must be a JSON list"),
+    "negative token id": (prompt(None, prompt_token_ids=[1, -1]), "prompt_token_ids must be a non-empty list"),
+    "token id out of vocabulary": (prompt(None, prompt_token_ids=[999_999]), "vocabulary"),
+    "bad base64": (tensors(image="not base64!"), "image[0] is not valid base64"),
+    "no image": (tensors(image="aGVsbG8="), "image[0] cannot be decoded"),
     "LoRA off": (tensors({"lora_name": "sql"}), "LoRA feature is not enabled."),
     "LoRA name no text": (tensors({"lora_name": 3}), "lora_name must be a string"),
     "stream with echo": (
@@ -94,6 +113,37 @@ def test_bad_request_fails_alone(server: TritonServer, name: str) -> None:
     assert len(failed[0]) < 600
     assert not [word for word in INTERNALS if word in failed[0]], failed[0]
     assert (text_of(responses, 0), text_of(responses, 1), text_of(responses, 2)) == (ANSWER, "", ANSWER)
+
+
+@pytest.fixture(scope="module")
+def own_server(serving: Serve) -> Iterator[TritonServer]:
+    """A server of its own: an error that ends its stream with a status has ended tritonserver, too."""
+    with serving(environment=ONE_THREAD) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("request_tensors", "code"),
+    [
+        (tensors({"max_tokens": "many"}), "INVALID_ARGUMENT"),
+        (tensors({"max_token": 3}), "INVALID_ARGUMENT"),
+        (tensors("{"), "INVALID_ARGUMENT"),
+        (prompt("word " * 2000), "INVALID_ARGUMENT"),
+        (tensors({"temperature": -1}), "INVALID_ARGUMENT"),
+        (tensors({"allowed_token_ids": [99_999]}), "INVALID_ARGUMENT"),
+        (tensors(image="aGVsbG8="), "INVALID_ARGUMENT"),
+        (tensors({"lora_name": "sql"}), "INVALID_ARGUMENT"),
+        (tensors(stream=True, exclude_input_in_output=False), "INVALID_ARGUMENT"),
+        ({"embedding_request": '{"input": "hello"}'}, "UNIMPLEMENTED"),
+        (tensors({"timeout": 1, "max_tokens": 200, "ignore_eos": True}), "UNAVAILABLE"),
+    ],
+    ids=lambda v: str(v)[:60],
+)
+def test_status_tells_the_kind_of_error(own_server: TritonServer, request_tensors: dict[str, Any], code: str) -> None:
+    """The gRPC status says whether it is the client's fault, not for this model, or a matter of time."""
+    with OpenStream(own_server.grpc_url, request_tensors, codes=True) as one:
+        assert code in one.wait_end().status
 
 
 async def _refused_with_a_status(url: str, times: int) -> list[str]:
@@ -136,3 +186,10 @@ def test_http_generate_shows_the_error(server: TritonServer) -> None:
     """Over HTTP a bad request is a 400 with the same text."""
     status, answer = generate(server.http_url, {"text_input": PROMPT, "max_token": 3})
     assert (status, "did you mean 'max_tokens'?" in answer["error"]) == (400, True)
+
+
+def test_hundred_bad_requests_in_a_row(server: TritonServer) -> None:
+    """Errors cost nothing that adds up: a good answer still comes after a hundred of them on one stream."""
+    bad = [BAD["bad regex"][0], BAD["long prompt"][0], BAD["unknown"][0], BAD["ill-formed JSON"][0]] * 25
+    answers = ask_all(server, [*bad, GOOD])
+    assert answers[-1].text == ANSWER

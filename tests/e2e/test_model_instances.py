@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from support import server_processes
-from support.instances import answers_of_all, opened_in_all, said, with_instances
+from support.instances import answers_of_all, instances_asked, opened_in_all, said, with_instances
 from support.kill import kill_at_rest
 from support.metrics_page import read_metrics
 from support.model_control import load, unload
@@ -258,6 +258,24 @@ def test_an_operator_calls_a_sleep_off_through_any_instance(group: TritonServer)
             assert sleep.wait_end(PATIENCE).error == "wake_up was asked for before the requests in flight had ended"
             assert is_served(group)
             assert not stream.ended
+
+
+def test_an_operator_has_an_adapter_loaded_again_for_all_instances(
+    group: TritonServer, made_models: MadeModels, adapters: Path
+) -> None:
+    """The one that was asked does it at once, the others at their next request, once."""
+    shutil.copytree(made_models.adapters[0], adapters / "again")
+    asked = [prompt(PROMPT, {"max_tokens": 1, "lora_name": "again"})] * MANY
+    assert {answer.error for answer in ask_all(group, asked)} == {""}
+    start = len(said(group))
+    version = operate(group, "load_lora", name="again")["version"]
+    wait_for(lambda: {answer.error for answer in ask_all(group, asked)} == {""} and len(instances_asked(group, start)) == FIRST)
+
+    def loaded() -> list[str]:
+        return re.findall(r"LoRA adapter (\S+) was loaded", said(group, start))
+
+    wait_for(lambda: len(loaded()) >= FIRST)
+    assert loaded() == [version] * FIRST
 
 
 def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer, made_models: MadeModels, adapters: Path) -> None:

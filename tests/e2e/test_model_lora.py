@@ -40,3 +40,12 @@ def test_adapters_in_one_batch_do_not_mix(llama_server: TritonServer) -> None:
     alone = [ask_all(llama_server, [request])[0].text for request in requests]
     together = [answer.text for answer in ask_all(llama_server, requests * 4)]
     assert together == alone * 4
+
+
+def test_unknown_adapter_is_an_error_that_lists_no_names(llama_server: TritonServer) -> None:
+    """The request fails with the official backend's text, which keeps the other tenants' names to itself."""
+    answer = ask(llama_server, PROMPT, named("three"))
+    assert "LoRA three is not supported" in answer.error
+    assert "one" not in answer.error
+    assert "two" not in answer.error
+    assert ask(llama_server, PROMPT, named(None), exclude_input_in_output=True).text == ANSWER

@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
 COUNTS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:e2e_request_latency_seconds_count")
+DOCUMENTED = {  # by the official backend, with the names that vLLM has given them in turn, without a sample's suffix
+    "prompt tokens": ("prompt_tokens",),
+    "generation tokens": ("generation_tokens",),
+    "time to first token": ("time_to_first_token_seconds",),
+    "time per output token": (
+        "time_per_output_token_seconds",  # deprecated in 0.11 for the next one, then removed
+        "inter_token_latency_seconds",
+        "request_time_per_output_token_seconds",
+    ),
+    "end-to-end latency": ("e2e_request_latency_seconds",),
+    "prompt tokens per request": ("request_prompt_tokens",),
+    "generation tokens per request": ("request_generation_tokens",),
+    "best_of": ("request_params_best_of",),
+    "n": ("request_params_n",),
+}
+GONE = {"best_of"}  # from vLLM's V1 engine
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +76,20 @@ def test_all_of_vllms_metrics_with_equal_counts(triton_metrics: Metrics, openai_
     assert metrics.total("vllm:generation_tokens_total") == 16 * len(TEXTS)
     assert all(labels["model"] == "vllm" and labels["version"] == "1" for labels in metrics.labels("vllm:"))
     assert metrics.total("vllm:num_requests_running") == metrics.total("vllm:num_requests_waiting") == 0
+
+
+@pytest.mark.parametrize("meaning", DOCUMENTED)
+def test_a_documented_metric_has_vllms_name_and_count(meaning: str, triton_metrics: Metrics, openai_metrics: Metrics) -> None:
+    """All samples of the metric, under the names that this vLLM gives it, and as much counted as by vLLM's own server."""
+    family = re.compile(rf"vllm:(?:{'|'.join(DOCUMENTED[meaning])})_(total|bucket|sum|count)")
+    samples = {name for name in openai_metrics.names("vllm:") if family.fullmatch(name)}
+    assert samples or meaning in GONE
+    assert {name for name in triton_metrics.names("vllm:") if family.fullmatch(name)} == samples
+    exact = re.compile(r".*(_total|_count|_tokens_sum|_params_\w+_sum)")  # other sums are seconds
+    counts = {name: triton_metrics.total(name) for name in samples if exact.fullmatch(name)}
+    assert counts == {name: openai_metrics.total(name) for name in counts}
+    assert all(counts.values())
+    assert bool(counts) == bool(samples)
 
 
 def test_official_buckets_are_among_vllms(triton_metrics: Metrics) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -255,6 +257,50 @@ def test_the_bodies_are_those_that_somebody_has_read(parts: Parts) -> None:
     assert {path: names for path, names in more.items() if names} == {"/v1/embeddings": CONVERSATIONS}
     unread = {path: {*bodies[path]["fields"]} - JUDGED - REFUSED.keys() - ROUTES[path].refused.keys() for path in CLASSES}
     assert {path: names for path, names in unread.items() if names} == {}
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}
+DEADLY: dict[str, tuple[str, Any, int]] = {
+    "a padded prompt": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"max_length": 10**8, "padding": "max_length"}}, 400),
+    "a prompt to cut": (TEXT, {"prompt": "x" * 50_000_000, "truncate_prompt_tokens": 10}, 413),
+    "a long text": ("/tokenize", {"prompt": "x " * 1_950_000}, 400),
+    "a host inside": (CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, 400),
+    "many completions": (TEXT, {"prompt": "x", "n": 128, "logprobs": 20, "max_tokens": 500}, 400),
+    "a deep body": (TEXT, '{"prompt": ' + "[" * 1_000_000 + "]" * 1_000_000 + "}", 400),
+    "a number": (TEXT, '{"prompt": "x", "max_tokens": 1' + "0" * 4000 + "}", 400),
+    "beams": (TEXT, {"prompt": "x", "use_beam_search": True, "n": 50}, 400),
+    "a constraint": (RESPONSES, {"input": "x", "stream": True, "structured_outputs": {"regex": "(" * 40 + ")" * 40}}, 400),
+    "a wrong constraint": (RESPONSES, {"input": "x", "stream": True, "structured_outputs": {"regex": "("}}, 400),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_what_would_kill_or_stop_the_model_is_refused(url: str, name: str) -> None:
+    """With a status, also if the answer would be streamed; and the next request is answered."""
+    path, body, status = DEADLY[name]
+    request = body if isinstance(body, str) else {"model": "vllm", **body}
+    answered, text = post(url, path, request, timeout=300)
+    assert answered == status, text
+    assert json.loads(text)["error"]["message"]
+    assert post(url, TEXT, {"model": "vllm", "prompt": "x", "max_tokens": 1}, timeout=300)[0] == 200
+
+
+def test_connections_are_bounded(url: str) -> None:
+    """Headers without an end, too many requests at once, and a try to speak another protocol."""
+    place = (urlsplit(url).hostname, urlsplit(url).port)
+    line = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+    headers = b"".join(b"x-%d: %s\r\n" % (number, b"a" * 1000) for number in range(10_000))
+    with socket.create_connection(place) as client, pytest.raises(ConnectionError):
+        client.sendall(line + headers)
+    with socket.create_connection(place) as client:
+        client.sendall((line + b"\r\n") * 1000)
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.count(b"HTTP/1.1 200") < 1000
+    upgrade = b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-key: eA==\r\nsec-websocket-version: 13\r\n"
+    with socket.create_connection(place) as client:
+        client.sendall(b"GET /v1/realtime HTTP/1.1\r\nhost: x\r\n" + upgrade + b"\r\n")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 404")
+    assert get(url, "/health")[0] == 200
 
 
 def test_a_client_that_hangs_up_stops_its_request(chat_server: TritonServer, url: str) -> None:

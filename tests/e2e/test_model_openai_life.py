@@ -5,24 +5,31 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
 from support.event_stream import EventStream
+from support.instances import with_instances
 from support.model_control import load, unload
 from support.model_requests import prompt
 from support.open_stream import OpenStream
 from support.patience import wait_for
-from support.settings import openai_url, with_openai
+from support.reference import ONE_THREAD
+from support.settings import openai_url, with_openai, with_parameter
 from support.triton_client import get, post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.serving import Serve
     from vllm_env.serve.server import TritonServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("long_server")]
@@ -75,6 +82,55 @@ def test_two_models_have_a_port_each(long_server: TritonServer) -> None:
     assert unload(long_server, "second")[0] == 200
     wait_for(lambda: _is_closed(others), "the end of the second model's port")
     assert post(url, TEXT, SHORT, timeout=300)[0] == 200
+
+
+@pytest.mark.slow
+def test_two_instances_let_both_kinds_of_requests_finish(
+    serving: Serve, long_arguments: dict[str, object], no_leftovers: None
+) -> None:
+    """SIGTERM with requests of both APIs in both, some of which wait: each is told, the status is 0, and no process is left."""
+
+    def prepare(model: Path) -> None:
+        with_instances(model, 2)
+        with_openai(model)
+        with_parameter(model, "UNLOAD_GRACE_SECONDS", "3")
+
+    def asked(api: str) -> set[str]:
+        text = pair.log.read_text(errors="replace")
+        return set(re.findall(rf"pid=(\d+)\).*Added request {api}-", text))
+
+    engine = {**long_arguments, "enable_log_requests": True}
+    tensors = prompt(PROMPT, {"max_tokens": 60_000, "ignore_eos": True}, stream=True)
+    with serving(engine, environment=ONE_THREAD, prepare=prepare) as pair:
+        members = pair.members()
+        with ExitStack() as stack:
+            ours: list[EventStream] = []
+            tritons: list[OpenStream] = []
+            # The kernel chooses the instance of a connection.
+            while len(asked("cmpl")) < 2 or len(asked("triton")) < 2:
+                assert len(ours) < 64, "one instance gets no requests"
+                ours.append(stack.enter_context(EventStream(openai_url(pair), TEXT, LONG)))
+                tritons.append(stack.enter_context(OpenStream(pair.grpc_url, tensors)))
+                wait_for(lambda: pair.log.read_text(errors="replace").count("Added request cmpl-") >= len(ours), "the request")
+                wait_for(
+                    lambda: pair.log.read_text(errors="replace").count("Added request triton-") >= len(tritons), "the request"
+                )
+            wait_for(lambda: any(stream.events for stream in ours), "an answer that has begun")
+            os.kill(pair.pid, signal.SIGTERM)
+            ends = {_told(stream) for stream in ours}
+            assert {UNLOADED} <= ends <= {UNLOADED, "503"}
+            assert {stream.wait_end().error for stream in tritons} == {UNLOADED}
+        wait_for(lambda: not pair.running, "the server's end")
+        assert pair._child is not None
+        assert pair._child.returncode == 0, pair.log.read_text(errors="replace")[-4000:]
+        wait_for(lambda: not [process for process in members if process.is_running()], "the end of all its processes")
+        assert "Exit timeout expired" not in pair.log.read_text(errors="replace")
+
+
+def _told(stream: EventStream) -> str:
+    """Return the error with which a stream ends. One that had to wait may not have begun."""
+    stream.wait_end()
+    return "503" if stream.status == 503 else stream.error()
 
 
 def _is_closed(url: str) -> bool:

@@ -83,6 +83,13 @@ def test_a_client_may_have_tokens_gathered(server: TritonServer) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+def test_finish_reason_length(server: TritonServer, streaming: bool) -> None:
+    """An answer cut at `max_tokens` says so."""
+    answer = ask(server, PROMPT, {"temperature": 0, "max_tokens": 2}, stream=streaming, return_finish_reason=True)
+    assert answer.values("finish_reason")[-1] == [b"length"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 def test_stop_string_ends_the_answer_and_is_named(server: TritonServer, streaming: bool) -> None:
     """The text before the stop string is all that comes, and `stop_reason` names the string."""
     parameters = {**GREEDY, "stop": [" river"]}
@@ -109,6 +116,16 @@ def test_n_four_with_a_seed_equals_the_engine_in_process(server: TritonServer, p
     assert [answer.texts() for answer in ask_all(server, whole)] == wanted
     streamed = [prompt(text, parameters, stream=True) for text in texts]
     assert [answer.texts() for answer in ask_all(server, streamed)] == wanted
+
+
+def test_n_completions_end_each_by_itself(server: TritonServer) -> None:
+    """In a stream every completion gets its own tokens and its own last finish reason."""
+    parameters = {"n": 3, "seed": 1, "temperature": 2.0, "max_tokens": 20}
+    answer = ask(server, PROMPT, parameters, stream=True, return_finish_reason=True, return_num_output_tokens=True)
+    counts = [sum(column) for column in zip(*answer.values("num_output_tokens"), strict=True)]
+    assert all(0 < count <= 20 for count in counts)
+    reasons = [[word for word in column if word != b"None"] for column in zip(*answer.values("finish_reason"), strict=True)]
+    assert [len(words) for words in reasons] == [1, 1, 1]
 
 
 def test_prompt_token_ids_are_the_prompt(server: TritonServer, tokenizer: dict[str, int]) -> None:

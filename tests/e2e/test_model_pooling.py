@@ -84,3 +84,22 @@ def test_ranks_are_those_of_vllms_own_server(cross_encoder: TritonServer, expect
     ranks = [json.loads(text) for text in ask(cross_encoder, RANKS[name]).texts()]
     assert [item["index"] for item in ranks] == [index for index, _ in expected[name][0]]
     assert [item["relevance_score"] for item in ranks] == pytest.approx([score for _, score in expected[name][0]], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"query": QUERY}, "embedding_request must have query and documents"),
+        ({"query": QUERY, "documents": ["a"] * 257}, "documents has 257 texts; this model takes at most 256"),
+        ({"query": "long " * 300, "documents": DOCUMENTS}, "maximum"),
+        ({"query": QUERY, "documents": DOCUMENTS, "pooling_params": {"activation": 1}}, "did you mean 'use_activation'?"),
+        ({"input": QUERY}, "does not support 'embed' request"),
+    ],
+)
+def test_bad_requests_are_refused_and_the_next_is_served(
+    cross_encoder: TritonServer, expected: dict[str, Any], given: dict[str, Any], says: str
+) -> None:
+    """By name; nothing of a refused request stays in vLLM."""
+    assert says in ask(cross_encoder, given).error
+    found = [json.loads(text) for text in ask(cross_encoder, SCORES["one query"]).texts()]
+    assert found == pytest.approx(expected["one query"][0], abs=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.e2e
 PROMPT, _ = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
 EXPIRED = f"the default timeout of {TIMEOUT_SECONDS} s expired before the request had finished"
+UNLOADED = "the model was unloaded before the request had finished"
 PATIENCE = 240.0
 
 
@@ -60,3 +63,28 @@ def test_what_has_begun_goes_on_until_the_default_deadline(wide_server: TritonSe
         with OpenStream(wide_server.grpc_url, asked) as request:
             error = request.wait_end(PATIENCE).error
     assert error == EXPIRED
+
+
+@pytest.mark.ends_server
+def test_what_a_real_engine_works_on_is_answered_when_the_server_ends(wide_server: TritonServer) -> None:
+    """SIGTERM: after the grace period each is told UNAVAILABLE, and the server ends well; test_model_exit.py has more of them."""
+    asked = [prompt(PROMPT, {**LONG, **OWN}, stream=streaming) for streaming in (True, False)]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(begun(wide_server, asked[0])) for _ in range(2)]
+        streams.append(stack.enter_context(OpenStream(wide_server.grpc_url, asked[1])))
+
+        def all_run() -> bool:
+            if streams[-1].ended:  # a busy machine began it too late
+                streams[-1] = stack.enter_context(OpenStream(wide_server.grpc_url, asked[1]))
+            return _running(wide_server) == len(streams)
+
+        wait_for(all_run, "all requests in the engine")
+        os.kill(wide_server.pid, signal.SIGTERM)
+        assert {stream.wait_end(PATIENCE).error for stream in streams} == {UNLOADED}
+    child = wide_server._child
+    assert child is not None
+    assert child.wait(PATIENCE) == 0, wide_server.log.read_text(errors="replace")[-4000:]
+
+
+def _running(server: TritonServer) -> float:
+    return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:num_requests_running")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,6 +221,14 @@ def test_the_folder_of_a_killed_instance_goes_with_the_next_load(explicit: Expli
     assert own != left
     explicit.control("unload")
     wait_for(lambda: run_folders(server) == [])
+
+
+def test_vllms_sockets_are_in_the_runs_own_folder(server: TritonServer) -> None:
+    """vLLM removes none of them. Shared memory that would stay after a kill is named there."""
+    (own,) = run_folders(server)
+    assert [path for path in own.iterdir() if path.is_socket()]
+    assert [path for path in own.parent.iterdir() if path.is_socket()] == []
+    assert json.loads((own / "memory").read_text())["names"]
 
 
 def run_folders(server: TritonServer) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.model_requests import Answer, ask
+from support.videos import avi
 
 if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
@@ -62,6 +63,45 @@ def _first(answer: Answer) -> dict[str, float]:
     """The log probabilities of the first token: the picture changes them even where it does not change the choice."""
     (entry,) = json.loads(answer.values("logprobs")[0][0])[:1]
     return {token: round(value["logprob"], 3) for token, value in entry.items()}
+
+
+@pytest.mark.parametrize(
+    ("image", "text"),
+    [
+        ("not base64!", "image[0] is not valid base64"),
+        (base64.b64encode(b"GIF89a and then nothing").decode(), "image[0] cannot be decoded"),
+        (png(RED)[:60], "image[0]"),
+        ([png(RED), png(BLUE)], "image"),
+    ],
+    ids=["no base64", "no picture", "half a picture", "one too many"],
+)
+def test_bad_pictures(vision_server: TritonServer, image: Any, text: str) -> None:
+    """The error names the picture by its place, and the next request is served."""
+    failed = look(vision_server, image)
+    assert text in failed.error
+    assert ".py" not in failed.error
+    assert look(vision_server, png(BLUE)).token_ids()
+
+
+LONG, LARGE = avi(64, 48, 120, 36_001), avi(6000, 4000, 30, 3)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (LONG, "has 36001 frames; this model takes at most 36000"),
+        (LARGE, "of 6000 x 4000 has 24000000 pixels in a frame; this model takes at most 18874368"),
+    ],
+    ids=["long", "large"],
+)
+def test_videos_are_measured_by_their_headers(vision_server: TritonServer, file: bytes, says: str) -> None:
+    """Given as a tensor or within messages, before vLLM decodes them; the next request is served."""
+    text = base64.b64encode(file).decode()
+    assert f"video[0] {says}" in ask(vision_server, TEXT, GREEDY, video=text).error
+    content = [{"type": "video_url", "video_url": {"url": "data:video/avi;base64," + text}}]
+    said = ask(vision_server, None, GREEDY, messages=json.dumps([{"role": "user", "content": content}])).error
+    assert f"messages[0].content[0].video_url {says}" in said
+    assert look(vision_server, png(BLUE)).token_ids()
 
 
 def test_vllm_is_told_to_follow_no_redirect(vision_server: TritonServer) -> None:

@@ -15,6 +15,7 @@ from support.reference import ONE_THREAD
 from support.repositories import point_to_environment
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL_SECONDS
 from support.small_fixtures import workspace_in
+from support.starts import TRITON, note_start
 from support.triton_client import stream, text_of
 from vllm_env.base.cache import cache_root
 from vllm_env.base.errors import CommandError
@@ -99,6 +100,7 @@ def test_the_next_start_compiles_nothing(run: Run, parts: Parts, tmp_path: Path)
     home = tmp_path / "home"
     log = tmp_path / "server.log"
     variables = {**VARIABLES, "XDG_CACHE_HOME": str(home)}
+    note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=log, launch=Launch(variables, (), READY_SECONDS, STALL_SECONDS)) as server:
         assert text_of(stream(server.grpc_url, [prompt(PROMPT, {"temperature": 0}, stream=True)], model="mine")) == ANSWER
     text = log.read_text()

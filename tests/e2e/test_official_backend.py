@@ -245,6 +245,12 @@ def test_wrong_names_are_the_servers_errors(official: TritonServer) -> None:
     assert "unknown model" in ask(official, PROMPT, GREEDY, options={"model": "wrong"}).error
 
 
+def test_adapters_are_chosen_by_name(official: TritonServer) -> None:
+    """Each answers in its own way, and so does the model without them."""
+    names: tuple[dict[str, str], ...] = ({}, {"lora_name": "doll"}, {"lora_name": "sheep"})
+    assert len({ask(official, PROMPT, {**GREEDY, **name}, exclude_input_in_output=True).text for name in names}) == 3
+
+
 def test_an_unknown_adapter_is_answered_with_the_names_of_the_others(official: TritonServer) -> None:
     """Its text, whole; the words that stand before other errors are not in it."""
     error = ask(official, PROMPT, {**GREEDY, "lora_name": "bactrian"}).error

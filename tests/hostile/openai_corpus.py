@@ -1,4 +1,8 @@
-"""Hostile HTTP requests for the OpenAI port, as data, for a model of texts with 256 positions."""
+"""Hostile HTTP requests for the OpenAI port, as data.
+
+They are the corpus of Triton's requests in this protocol's words, and those that only the port can get.
+They are for a model of texts with 256 positions.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostile.corpus import data_url, nested
+from hostile.corpus import CORPUS, PROMPT, Case, data_url, nested
+from hostile.openai_items import TAKEN
 from support.pictures import png
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -37,6 +42,47 @@ class Shot:
     status: int = 0
     may_pass: bool = False
     headers: Mapping[str, str] = field(default_factory=lambda: JSON_TYPE)
+
+
+IGNORED = {
+    "an unknown name of 1 MB", "100,000 names", "guided_choice of 100,000", "guided_regex that explodes", "field extra_args",
+    "field data_parallel_rank",
+}  # fmt: skip
+"""Names of requests of the corpus whose field vLLM's server does not have."""
+
+
+def translated(case: Case) -> Shot:
+    """Return a request of the corpus as one for the port."""
+    tensors = case.make() if not case.heavy else {}
+    # The heavy ones are made when they are sent. Their names say what they have.
+    chats = "messages" in tensors or "message" in case.name
+    path = CHAT if chats or "image" in tensors else TEXT
+    if "embedding_request" in tensors:
+        path = "/v1/embeddings" if case.name.startswith("embed") else "/v1/score"
+    may_pass = not case.refused_early or case.name in IGNORED
+    return Shot(case.name, path, lambda: as_body(case.make()), may_pass=may_pass)
+
+
+def as_body(tensors: Mapping[str, Any]) -> bytes:
+    """Return the body with what tensors ask for."""
+    fields: dict[str, str] = {"model": '"vllm"'}
+    if "image" in tensors:
+        pictures = tensors["image"] if isinstance(tensors["image"], list) else [tensors["image"]]
+        parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{one}"}} for one in pictures]
+        fields["messages"] = json.dumps([{"role": "user", "content": [{"type": "text", "text": PROMPT}, *parts]}])
+    elif "text_input" in tensors:
+        fields["prompt"] = json.dumps(tensors["text_input"])
+    if "prompt_token_ids" in tensors:
+        fields["prompt"] = json.dumps(tensors["prompt_token_ids"])
+    fields |= {name: text for name, text in tensors.items() if name in ("messages", "tools", "chat_template_kwargs")}
+    if "operator_request" in tensors:
+        fields["operator_request"] = json.dumps(tensors["operator_request"])
+    more = tensors.get("sampling_parameters") or tensors.get("embedding_request") or "{}"
+    # A text that is no object takes the place of the whole body.
+    if not more.startswith("{"):
+        return str(more).encode()
+    own = ", ".join(f"{json.dumps(name)}: {text}" for name, text in fields.items())
+    return ("{" + own + ("}" if more == "{}" else ", " + more[1:])).encode()
 
 
 def ask(name: str, path: str, body: Mapping[str, Any], says: str = "", **more: Any) -> Shot:
@@ -117,7 +163,6 @@ PICTURES += [
         "30000 x 30000 has",
     ),
 ]
-SAID: dict[str, Any] = {"type": "message", "role": "assistant", "id": "m", "status": "completed"}
 STREAMED_RESPONSES = [
     ask(f"a streamed response: {name}", RESPONSES, {**STREAMED, **fields}, says)
     for name, fields, says in (
@@ -141,10 +186,10 @@ STREAMED_RESPONSES = [
         ("an item of 4000 odd parts", {"input": [{"role": "user", "content": [{"type": "x"}] * 4000}]}, "input[0]"),
         (
             "100,000 annotations",
-            {"input": [{**SAID, "content": [{"type": "output_text", "text": "a", "annotations": [5] * 100_000}]}]},
+            {"input": [{**TAKEN[4], "content": [{"type": "output_text", "text": "a", "annotations": [5] * 100_000}]}]},
             "input[0]",
         ),
-        ("4097 items", {"input": [{"role": "user", "content": "a"}] * 4097}, "input has 4097 entries"),
+        ("4097 items", {"input": [TAKEN[0]] * 4097}, "input has 4097 entries"),
         ("200,000 includes", {"include": ["x"] * 200_000}, "'include' has"),
         ("100,000 labels", {"metadata": {str(i): 1 for i in range(100_000)}}, "'metadata' has"),
     )
@@ -265,7 +310,7 @@ NOT_JSON = [
     ask("a form", TEXT, SHORT, "", headers={"Content-Type": "multipart/form-data; boundary=x"}),
     ask("gzip", TEXT, SHORT, "Content-Encoding", headers={**JSON_TYPE, "Content-Encoding": "gzip"}, status=415),
 ]
-SHOTS = [
+OF_THE_PORT = [
     *FROM_THE_ISSUE,
     *PICTURES,
     *STREAMED_RESPONSES,
@@ -273,6 +318,8 @@ SHOTS = [
     *CONSTRAINTS,
     *NOT_JSON,
 ]
+"""What only this protocol has, or says in another way."""
+SHOTS = [*OF_THE_PORT, *map(translated, CORPUS)]
 
 
 @dataclass(frozen=True)

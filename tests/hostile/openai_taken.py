@@ -7,71 +7,8 @@ from typing import Any
 
 from hostile.corpus import nested
 from hostile.openai_corpus import CHAT, HELLO, MB, MESSAGES, RESPONSES, SHORT, TEXT, USER, Shot, ask, raw
+from support.openai_requests import FLAT, ITEMS, TOOLS_OF_A_RESPONSE
 
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
-FUNCTION = {"name": "get_weather", "description": "Ask.", "parameters": PARAMETERS}
-FLAT = {"type": "function", **FUNCTION}
-NAMESPACE = {"type": "namespace", "name": "mcp__files", "description": "Files.", "tools": [FLAT]}
-TOOLS_OF_A_RESPONSE: list[dict[str, Any]] = [
-    FLAT,
-    {**FLAT, "strict": False, "defer_loading": True},
-    NAMESPACE,
-    {"type": "web_search", "external_web_access": False},
-    {"type": "web_search", "user_location": {"type": "approximate", "country": "FR", "city": "Paris"}},
-    {"type": "web_search", "filters": {"allowed_domains": ["example.com"]}},
-    {"type": "web_search_preview"},
-    {"type": "local_shell"},
-    {"type": "shell"},
-    {"type": "apply_patch"},
-    {"type": "computer_use_preview", "display_width": 10, "display_height": 10, "environment": "browser"},
-    {"type": "file_search", "vector_store_ids": ["v"]},
-    {"type": "code_interpreter", "container": {"type": "auto"}},
-    {"type": "image_generation"},
-    {"type": "mcp", "server_label": "x", "server_url": "http://127.0.0.1:1/"},
-    {"type": "tool_search"},
-    {"type": "custom", "name": "apply_patch", "description": "Patch."},
-    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}},
-    {"type": "of a future client", "name": "x"},
-]
-ANSWER = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}
-FUNCTION_CALL = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"}
-ITEMS: list[list[dict[str, Any]]] = [
-    [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be short."}]}],
-    [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
-    [FUNCTION_CALL, {"type": "function_call_output", "call_id": "c", "output": "Sunny"}],
-    [FUNCTION_CALL, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "Sunny"}]}],
-    [{**FUNCTION_CALL, "namespace": "mcp__files", "id": "fc_1"}, {"type": "function_call_output", "call_id": "c", "output": "x"}],
-    [
-        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin"},
-        {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
-    ],
-    [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "content": None}],
-    [{"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}],
-    [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}],
-    [ANSWER],
-    [{**ANSWER, "phase": "commentary"}],
-    [{**ANSWER, "id": "msg_1", "status": "completed", "end_turn": True}],
-    [{"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}}],
-    [
-        {
-            "type": "local_shell_call",
-            "call_id": "c",
-            "status": "completed",
-            "action": {"type": "exec", "command": ["ls"], "env": {}},
-        }
-    ],
-    [{"type": "item_reference", "id": "msg_1"}],
-    [{"type": "mcp_list_tools", "id": "m", "server_label": "x", "tools": []}],
-    [{"type": "ghost_snapshot", "ghost_commit": {"id": "x"}}],
-    [{"role": 5}],
-    [
-        {
-            "type": "computer_call_output",
-            "call_id": "c",
-            "output": {"type": "computer_screenshot", "image_url": "http://127.0.0.1:1/"},
-        }
-    ],
-]
 SAID: dict[str, Any] = {"input": "x", "max_output_tokens": 4}
 CLAUDES = {"messages": USER, "max_tokens": 4}
 CALL = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}

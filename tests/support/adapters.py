@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
-from support.fake_log import FakeLog
+from support.engine_parts import Log
 from triton_vllm.lora.config import Adapters
 from triton_vllm.lora.copies import Copies
 from triton_vllm.lora.store import AdapterStore
@@ -44,7 +44,7 @@ class Folders:
     """The operator's directory with adapters `a` and `b`, one elsewhere that is `listed`, and one of a hub."""
 
     def __init__(self, place, shared=None):
-        self.place, self.log = place / "directory", FakeLog()
+        self.place, self.log = place / "directory", Log()
         self.write("a", "first")
         self.write("b", "second")
         self.write("../elsewhere", "third")

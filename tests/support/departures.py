@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 STREAMS = 8
-MOMENTS = ("reads on", "leaves at the last data", "leaves at the final flag", "cancels", "closes the channel")
+MOMENTS = ("reads on", "leaves at the last data", "leaves at the final flag", "cancels", "closes the channel", "is killed")
 ENDLESS = {"max_tokens": 60_000, "ignore_eos": True}
 """A request that is still going on when its client gives it up."""
 LONGEST_ROUND_S = 120.0
@@ -86,13 +88,28 @@ async def _round(url: str, moment: str) -> None:
     streams = [Stream(client, parameters, empty_final=empty_final) for _ in range(STREAMS)]
     step = STEPS.get(moment, Stream.first)
     await asyncio.wait_for(asyncio.gather(*map(step, streams)), LONGEST_ROUND_S)
+    if moment == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     await client.close()
+
+
+def _kill_in_round(url: str) -> None:
+    """Run a round in a process of its own, which is killed when it has its first responses."""
+    child = os.fork()  # before this process has used gRPC, which would not survive it
+    if child == 0:
+        asyncio.run(_round(url, "is killed"))
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+        raise SystemExit("a client got no responses")
 
 
 def main(url: str, moment: str, rounds: int) -> None:
     """Run the rounds, one after the other."""
     for _ in range(rounds):
-        asyncio.run(_round(url, moment))
+        if moment == "is killed":
+            _kill_in_round(url)
+        else:
+            asyncio.run(_round(url, moment))
     print(rounds * STREAMS)
 
 

@@ -19,6 +19,7 @@ import psutil
 from support.patience import LIMIT, wait_for
 from support.reference import ONE_THREAD, kept, place_of
 from support.serving import READY_SECONDS, variables_for
+from support.starts import OPENAI, note_start
 from support.triton_client import post
 from vllm_env.serve.server import free_ports
 
@@ -102,6 +103,7 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "PYTHONPATH": "",
     }
+    note_start(OPENAI, engine_args)
     with log.open("wb") as sink:
         server = subprocess.Popen(argv, stdout=sink, stderr=sink, env=variables, start_new_session=True)
     try:

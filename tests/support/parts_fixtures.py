@@ -19,6 +19,7 @@ from support import engineless, small_build
 from support.once import once
 from support.repositories import BUILD_SECONDS, CHECKOUT, triton_options
 from support.serving import CPU_ARGUMENTS, READY_SECONDS, STALL_SECONDS, variables_for
+from support.starts import TRITON, note_start
 from support.triton_client import generate
 from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.standin import FACTS
@@ -127,6 +128,7 @@ def copy_into(models: Path, parts: Parts) -> Path:
 
 def server_of(parts: Parts, models: Path, variables: Mapping[str, str], log: Path) -> TritonServer:
     """Return a server of a repository as it is; it is not started yet."""
+    note_start(TRITON, engine=parts.engine)
     launch = Launch({**variables_for(CPU_ARGUMENTS), **variables}, (), READY_SECONDS, STALL_SECONDS)
     return TritonServer(parts.binary, models, log=log, launch=launch)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from support.once import run_folder
 from support.repositories import data_folder
 from support.serving import CPU_ENVIRONMENT
+from support.starts import IN_PROCESS, note_start
 from vllm_env.base.locks import locked
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 FRESH = "VLLM_ENV_TEST_FRESH"
 """The variable that is set in a run which takes no earlier run's references."""
+_ENGINES = {"reference_engine.py"}  # the programs that start one
 ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 _FOLDER = Path(__file__).parent
 
@@ -115,6 +117,8 @@ def run_reference(environment: Path, program: str, request: Any, *, timeout: flo
     Raises:
         RuntimeError: the program failed; the message ends with what it printed.
     """
+    if program in _ENGINES:
+        note_start(IN_PROCESS)
     with tempfile.TemporaryDirectory(prefix="vllm_env_test_") as folder:
         given, made = Path(folder, "request.json"), Path(folder, "answer.json")
         given.write_text(json.dumps(request), encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import Any
 
 from support.namespaces import with_mounts
 from support.repositories import point_to_environment
+from support.starts import TRITON, note_start
 from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.smoke import copy_model
 from vllm_env.triton.root import backend_arguments
@@ -132,6 +133,8 @@ def serve(
             point_to_environment(model, parts.environment)
         if prepare:
             prepare(model)
+        loads = EXPLICIT not in arguments or any(one.startswith("--load-model") for one in arguments)
+        note_start(TRITON, engine_args, engine=loads and parts.engine)
         with TritonServer(
             parts.binary,
             model.parent,

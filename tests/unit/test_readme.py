@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.pages import IN_CONTAINERS, PASTED_PAGES, TYPED, TYPED_PAGES, blocks_in
+from support.reports import FIRST_MINUTE, LATER_FIRST_MINUTES, measured
 from triton_vllm.request.contract import INPUTS, OUTPUTS, Tensor
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.next_steps import next_commands
+from vllm_env.lock.pylock import read_pylock
 from vllm_env.plan import BuildRequest
+from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.prefix.prune import RULES
 from vllm_env.serve.standin import FACTS
 from vllm_env.triton.root import TritonRoot, rules_of
@@ -138,6 +141,12 @@ def test_the_readme_is_short():
     assert len([word for word in re.sub(r"<[^>]+>", "", readme).split() if re.search(r"\w", word)]) <= 600
 
 
+def test_each_page_is_in_the_index():
+    """docs/README.md leads to all the others."""
+    index = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/README.md").read_text("utf-8")))
+    assert index == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_each_block_is_run_or_says_why_not(page):
     """A command that no test runs has to get one, or a reason."""
@@ -191,6 +200,30 @@ def test_the_readme_shows_real_answers():
     readme = (ROOT / "README.md").read_text("utf-8")
     assert re.findall(r"^# ('.+' -> '.+')$", readme, re.MULTILINE) == [f"{prompt!r} -> {answer!r}" for prompt, answer in FACTS]
     assert re.findall(r'"text_output":"(.+)"', readme) == ["".join(FACTS[2])]
+
+
+def test_the_price_is_that_of_locks_and_reports():
+    """Bytes by the locks, space as the build asks for it, and builds and starts of the reports."""
+    table = (ROOT / "docs/why.md").read_text("utf-8").split("<!-- price")[1].split("<!-- end of price")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+    cost = {name: [cpu, cuda] for name, cpu, cuda in rows}
+    profiles = ("cpu", "cuda")
+    locks = [read_pylock(ROOT / f"env/pylock.vllm_env-{profile}.toml") for profile in profiles]
+    assert cost["wheels to download"] == [f"{sum(wheel.size for wheel in lock.wheels) / 1e6:,.0f} MB" for lock in locks]
+    for row, space in (("free disk for the build", BUILD_SPACE), ("unpacked, on each machine", EXTRACTED_SPACE)):
+        assert cost[row] == [f"{space[profile] / 1e9:g} GB" for profile in profiles]
+    seconds: dict[str, list[float]] = {}
+    speed = (ROOT / "benchmarks/results/README.md").read_text("utf-8")
+    for report in (FIRST_MINUTE, *LATER_FIRST_MINUTES):
+        assert f"`{report}`" in speed
+        for one in measured(report):
+            if one["commit"] != "1f45eb2":
+                seconds.setdefault(one["step"], []).append(one["seconds"])
+    ends = {step: [f"{end(values):.0f}" for end in (min, max)] for step, values in seconds.items()}
+    shown = {step: f"{' to '.join(dict.fromkeys(both))} s" for step, both in ends.items()}
+    builds = {"build, empty cache": "empty", "build, wheels in the cache": "wheels"}
+    for row, step in (builds | {"first start": "first", "later starts": "later"}).items():
+        assert cost[row][0] == shown[step]
 
 
 def test_messages_that_are_explained_exist():

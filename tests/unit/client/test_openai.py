@@ -152,3 +152,29 @@ def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: lis
     if mode:
         assert report["median_tpot_ms"] > 0
         assert report["request_goodput"] == pytest.approx(15 / report["duration"])
+
+
+@pytest.mark.long
+def test_two_servers_are_not_compared_in_tokens_that_one_has_not_counted(prompts: Path, tmp_path: Path) -> None:
+    """Its blocks would seem slower by what is missing. In the other blocks the two are compared."""
+    with OpenAIEcho() as first, OpenAIEcho(counts=lambda number: number >= 28 or number % 2 == 0) as second:
+        flags = ["--versus", second.url, "-s", "--num-prompts", 40, "--max-concurrency", 1, "--report", "r.json"]
+        done = run("--backend", "openai", "-u", first.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{second.url} did not count the tokens of 14 of 40 answers: no output tokens/s; TPOT is without them" in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    matches(report, SCHEMA)
+    assert (report["uncounted"], report["versus"]["uncounted"]) == (0, 14)
+    assert report["output_throughput"] > 0
+    assert [pair[1] is None for pair in report["versus"]["output_throughput"]["blocks"]] == [True] * 14 + [False] * 6
+    assert report["versus"]["output_throughput"]["pairs"] == 6
+
+
+@pytest.mark.long
+def test_an_open_loop_begins_with_open_connections(prompts: Path, tmp_path: Path) -> None:
+    """Otherwise its times to first token would have the time to connect."""
+    with OpenAIEcho(delay=lambda _: 1.0) as server:
+        done = run("--backend", "openai", "-u", server.url, "--request-rate", 50, "--num-prompts", 8, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(server.asked) == 8
+    assert server.connected_for_an_answer == 0

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from support import fake_triton
-from support.engine_parts import PACE, STEP, DeadError, FailureError, Llm, PassingError, Prompter, RefusalError
-from support.fake_log import FakeLog
+from support.engine_parts import PACE, STEP, DeadError, FailureError, Llm, Log, PassingError, Prompter, RefusalError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.engine import Engine
 from triton_vllm.instances.source import Sole
@@ -51,7 +50,7 @@ def started():
         got: queue.Queue[Any] = queue.Queue()
         paced = replace(PACE, restart=restart, **pace)
         prompter: Any = Prompter()
-        engine = Engine(vllm, Sole(vllm, {}), prompter, log=FakeLog(), limits=limits, pace=paced)
+        engine = Engine(vllm, Sole(vllm, {}), prompter, log=Log(), limits=limits, pace=paced)
         engine.start(lambda j, item: got.put((j, item)))
         engines.append(engine)
         return engine, got

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.fake_log import FakeLog
+from support.engine_parts import Log
 from support.patience import LIMIT
 from triton_vllm.instances.counts import Counts
 from triton_vllm.instances.sleep import SleepState
@@ -54,7 +54,7 @@ class Instance:
         self.counts = Counts(memories[0], index, 2)
         self.state = SleepState(memories[1], index, 2, turn)
         self.requests = 0
-        self.operator = Operator(lambda: self.requests + self.counts.others(), self.state, FakeLog())
+        self.operator = Operator(lambda: self.requests + self.counts.others(), self.state, Log())
         self.wanted = True
 
     def note(self, requests):

@@ -21,8 +21,8 @@ LONGEST_S = 1.0
 """The longest pause, s."""
 # A server with HTTP clients is known to stop when its endpoint has refused two questions in a row
 # (``startup.endpoint``). On two cores, with 300 HTTP streams and a grace of 5 s, its stubs were
-# gone 7.2 to 9.1 s after SIGTERM (15 stops in November 2026). With a pause of 1 s, one of two
-# stops took 10.1 s.
+# gone 7.2 to 9.1 s after SIGTERM (15 stops of tests/e2e/test_model_stops.py). With a pause of 1 s,
+# one of two stops took 10.1 s.
 ENDING_S = 0.5
 """From one question whether the server is stopping to the next, s.
 

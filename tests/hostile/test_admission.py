@@ -1,0 +1,62 @@
+"""The corpus against admission alone: what can be refused without vLLM is, in the documented words and not many of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import fake_triton, fake_vllm
+
+fake_triton.install()  # what is imported next needs Triton's module
+
+from hostile.corpus import CORPUS, Case  # noqa: E402
+from support.gates import admit, open_gate  # noqa: E402
+from triton_vllm.base.errors import LONGEST  # noqa: E402
+from triton_vllm.request.admit import Admission, Policy  # noqa: E402
+from triton_vllm.vllm_api import Facts  # noqa: E402
+
+NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
+VLLM: Any = SimpleNamespace(**{name: getattr(fake_vllm, name) for name in NAMES}, client_errors=(ValueError,))
+FACTS = Facts(("generate",), max_tokens=256, vocabulary=512, multimodal=False)
+INTERNALS = ("Traceback", "NoneType", "object at 0x", ".py", "site-packages", "triton_vllm", "<class", "KeyError", "/etc/passwd")
+LOG: Any = SimpleNamespace(error=pytest.fail)  # nothing is to be logged
+
+
+def array(value: Any) -> Any:
+    """Return a tensor as Triton's stub hands it over."""
+    values = value if isinstance(value, list) else [value]
+    if isinstance(values[0], str):
+        return np.array([v.encode() for v in values], dtype=object)
+    return np.array(values, dtype=np.int64 if type(values[0]) is int else None)
+
+
+def admitted(case: Case) -> tuple[Any, list[Any]]:
+    """Return the job and the errors of a case."""
+    request = fake_triton.Request({name: array(value) for name, value in case.make().items()})
+    job = admit(Admission(VLLM, open_gate(), FACTS, lambda name: None, Policy("vllm")), request)
+    return job, [response.error for response in request.sender.told()]
+
+
+def test_names_are_names() -> None:
+    """Each tells one case from all others."""
+    assert [name for name, count in Counter(case.name for case in CORPUS).items() if count > 1] == []
+    assert len(CORPUS) >= 150
+
+
+@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+def test_what_is_too_much_is_refused_without_vllm(case: Case) -> None:
+    """One error with the documented text, short, without internals; what is left to vLLM gets as far as that."""
+    job, errors = admitted(case)
+    if not case.refused_early:
+        assert (job is not None, errors) == (True, [])
+        return
+    (error,) = errors
+    assert job is None
+    assert case.expected in error.message
+    assert error.code in ("INVALID_ARG", "UNSUPPORTED")
+    assert 0 < len(error.message) <= LONGEST
+    assert not [word for word in INTERNALS if word in error.message]
