@@ -167,6 +167,7 @@ class OpenAiRequests:
             self._moved()
             put(item)
 
+        # Patch collector-put: here also because vLLM tells nobody that such an output has come.
         collector.put = noted
         part = Joined(part_id, count, put)
         request.parts.append(part)

@@ -36,7 +36,10 @@ class Worker:
     """Empty: vLLM imports this module in the worker's process, and the import is the effect."""
 
 
-# vLLM's worker makes its generators as torch.Generator.
+# Patch generators-on-a-cpu: vLLM's worker makes its generators as torch.Generator and calls
+# `set_offset` (since 0.28; v1/worker/gpu_model_runner.py, _bookkeeping_sync), which raises on a CPU
+# (pull request 98965 of PyTorch). It may go when vLLM no longer calls it there, as it does not on
+# an XPU (vLLM's pull request 43028).
 if "torch" in sys.modules:
     torch: Any = sys.modules["torch"]
     torch.Generator = make_generator(torch.Generator)

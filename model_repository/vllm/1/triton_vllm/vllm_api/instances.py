@@ -91,8 +91,9 @@ def launch(
             yield launched
             statistics = addresses.frontend_stats_publish_address
 
-    # vLLM's client launches an engine only for itself. If it got addresses from outside, it would
-    # not supervise the engine.
+    # Patch addresses-of-front-ends: vLLM's client launches an engine only for itself (since 0.28;
+    # v1/engine/core_client.py, MPClient). If it got addresses from outside, it would not supervise
+    # the engine. It may go when a client can launch an engine for others, too.
     with _replaced(client, "launch_core_engines", for_all):
         llm = _client(vllm, values, index=0, count=len(others) + 1, addresses=None)
     # The engine would not know the other front ends, and each would wait a minute for it.
@@ -123,6 +124,9 @@ def connect(
     """
     client = importlib.import_module(_CLIENT)
     addresses = {name: address for name, address in place.items() if address is not None}
+    # Patch patience-of-front-ends: vLLM has one time limit for engines that load and for those that
+    # run (since 0.14; v1/engine/core_client.py reads the variable when it is imported). It may go
+    # when `from_vllm_config` takes the limit.
     with _replaced(client, _READY, CONNECT_S):
         return _client(vllm, values, index=index, count=count, addresses=addresses)
 
@@ -152,8 +156,10 @@ def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
     engine = llm.engine_core
     receive = engine.get_output_async
     record = manager.record
-    # The engine gives each step's figures to one front end. The time of arrival would mislead: a
-    # busy front end may receive an older step's figures after another one has received the newest.
+    # Patch age-of-figures: vLLM gives each step's figures to one front end, and records them
+    # without their time (since 0.28; v1/engine/async_llm.py, output_handler). The time of arrival
+    # would mislead: a busy front end may receive an older step's figures after another one has
+    # received the newest. It may go when a logger of vLLM gets the time.
     made_at = 0.0
 
     async def received() -> Any:

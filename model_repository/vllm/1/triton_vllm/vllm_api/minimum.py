@@ -18,7 +18,7 @@ def bound_minimum(params: Any, prompt: Any, most: int) -> None:
     if not most or ids is None:
         return
     # In vLLM 0.28, an answer that is shorter than its minimum does not end at the model's length.
-    # It never ends.
+    # It never ends. In 0.32 it does (29 November 2026), so this may go with 0.28.
     left = max(most - len(ids), 0)
     if getattr(params, "min_tokens", 0) > left:
         params.min_tokens = left

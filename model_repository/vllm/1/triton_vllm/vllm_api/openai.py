@@ -88,7 +88,10 @@ class Application:
 
     def add_adapter(self, name: str) -> None:
         """Take an adapter's name for the name of a model."""
-        # The engine gets the adapter itself in its place. So the number and the path mean nothing.
+        # Patch names-of-adapters: vLLM's server lists only adapters that it loads itself (since
+        # 0.11; entrypoints/openai/models/serving.py). It may go when a name can be added without
+        # that. The engine gets the adapter itself in its place. So the number and the path mean
+        # nothing.
         named = self.vllm.LoRARequest(name, 1, name)
         self.app.state.openai_serving_models.lora_requests.setdefault(name, named)
 
@@ -157,8 +160,9 @@ def build_application(
         "supported_tasks": tuple(tasks),
         "model_config": llm.model_config,
     }
-    # A package for SageMaker that vLLM imports here sets this level to ERROR: the warnings of the
-    # model's own code would no longer reach the server's log.
+    # Patch level-of-the-log: a package for SageMaker that vLLM imports here sets this level to
+    # ERROR (0.32; entrypoints/serve/sagemaker/api_router.py). The warnings of the model's own code
+    # would no longer reach the server's log. It may go when the level stays.
     level = logging.root.level
     try:
         app = build(**_taken(build, given))

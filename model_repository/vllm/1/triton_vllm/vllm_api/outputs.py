@@ -27,7 +27,9 @@ _SIZE_BYTES = 8
 
 def deliver_fairly(llm: EngineClient) -> None:
     """Let a client's output handler take its outputs from ``FairOutputs`` from now on."""
-    # A vLLM that lacks this serves outputs in its own order.
+    # Patch fair-outputs: vLLM handles outputs in the order in which they came (since 0.11;
+    # v1/engine/async_llm.py, output_handler). It may go when a new request no longer waits there
+    # for the log probabilities of others. A vLLM without this method keeps its own order.
     if hasattr(llm, "engine_core"):
         llm.engine_core.get_output_async = FairOutputs(llm).take
 

@@ -25,9 +25,10 @@ def is_refusal(vllm: Vllm, error: Exception) -> bool:
     # vLLM has classes for that.
     if isinstance(error, vllm.refusals):
         return True
-    # In some places, and everywhere before 0.20, it raises a plain ValueError or TypeError. Wrong
-    # calls and faults of vLLM raise the same two. So a plain one is a refusal only if a `raise` in
-    # vLLM's code made it.
+    # Patch plain-refusals: in some places, and everywhere before 0.20, vLLM raises a plain
+    # ValueError or TypeError (such as 0.32 in tokenizers/deepseek_v32_encoding.py). Wrong calls and
+    # faults of vLLM raise the same two. So a plain one is a refusal only if a `raise` in vLLM's
+    # code made it. It may go when all refusals of vLLM have its own classes.
     last = error.__traceback__
     if last is None or not isinstance(error, vllm.client_errors):
         return False
