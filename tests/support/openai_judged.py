@@ -26,6 +26,16 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "/detokenize": ("DetokenizeRequest",),
 }
 """vLLM's classes of the body of each path. test_model_openai.py compares them with vLLM's application."""
+MODULES = {
+    "openai.chat_completion": ("ChatCompletionRequest",),
+    "openai.completion": ("CompletionRequest",),
+    "openai.responses": ("ResponsesRequest",),
+    "anthropic": ("AnthropicMessagesRequest", "AnthropicCountTokensRequest"),
+    "pooling.embed": ("EmbeddingChatRequest", "EmbeddingCompletionRequest"),
+    "pooling.scoring": _SCORE,
+    "serve.tokenize": ("TokenizeChatRequest", "TokenizeCompletionRequest", "DetokenizeRequest"),
+}
+"""Where the pinned vLLM has these classes, in `protocol.py` of `vllm.entrypoints`."""
 LABELS = {"metadata", "model", "prompt_cache_key", "service_tier", "user"}
 """They say who asks, or how the client is billed. They reach no tokenizer, file or network."""
 BOUNDED = {

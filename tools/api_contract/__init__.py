@@ -1,7 +1,7 @@
 """The adapter's contract with vLLM: what it needs, and what a version lacks.
 
 The contract is declared in ``needs`` and ``adapter``. ``judge`` checks it against the sources of a
-vLLM, and ``describe`` compares two versions. ``tools/vllm_contract.py`` is the command.
+vLLM. ``tools/vllm_contract.py`` is the command.
 
 A vLLM is a folder of sources (``fetch``, ``sources``). It is parsed with ``ast`` and never
 imported, so one machine can check every version.

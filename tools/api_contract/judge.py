@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from typing import TYPE_CHECKING
 
 from api_contract import needs
 from api_contract.adapter import is_awaited
-from api_contract.sources import Function, calls_of
+from api_contract.sources import Function
 from api_contract.statements import STATEMENTS
 
 if TYPE_CHECKING:
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 
     from api_contract.adapter import Needs
     from api_contract.sources import Sources
-
-# Matches expressions that name a request's collector, or an object that holds it.
-_STATE = re.compile(r"\breq(uest)?_states?\b|\bstate\.queue$|[Cc]ollector")
 
 
 def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
@@ -37,7 +33,6 @@ def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
         *_classes(sources, wanted, version),
         *_constructors(sources, version),
         *_finish_reasons(sources, version),
-        *_delivery(sources),
         *_refusals(sources, wanted),
         *_surroundings(sources, wanted, version),
     ]
@@ -145,52 +140,6 @@ def _finish_reasons(sources: Sources, version: str) -> Iterator[str]:
             yield f"finish reason {name!r}: the adapter does not know it"
     if "error" not in reasons and _reached(version, "0.14"):
         yield "finish reason 'error': gone, and a failed request would pass for an answer"
-
-
-def _delivery(sources: Sources) -> Iterator[str]:
-    # 1) A request has a collector, whose `put` the adapter replaces
-    add_request = sources.members("vllm.v1.engine.async_llm.AsyncLLM").get("add_request")
-    returns = "nothing"
-    if isinstance(add_request, Function) and add_request.returns:
-        returns = ast.unparse(add_request.returns)
-    if needs.COLLECTOR not in returns:
-        yield (
-            f"vllm.v1.engine.async_llm.AsyncLLM.add_request: returns {returns}, "
-            f"and no {needs.COLLECTOR}"
-        )
-    # 2) `put` is called as before, in the event loop
-    putting = _put_calls(sources)
-    for call in putting:
-        if call not in needs.PUT_BY:
-            yield f"{needs.COLLECTOR}.put: called in {call} now"
-    for call in needs.PUT_ALWAYS:
-        if call not in putting:
-            yield f"{needs.COLLECTOR}.put: not called in {call} any more"
-    # 3) Only the output handler passes on what the engine sends
-    module = needs.HANDLER.partition(".AsyncLLM")[0]
-    tree = sources.module(module)
-    calls = calls_of(tree, "process_outputs") if tree else ()
-    callers = sorted({f"{module}.{call.where}" for call in calls})
-    if callers != [needs.HANDLER]:
-        yield (
-            f"OutputProcessor.process_outputs: called by {', '.join(callers) or 'nobody'}, "
-            f"and not by {needs.HANDLER} alone"
-        )
-
-
-@functools.cache  # reads many modules
-def _put_calls(sources: Sources) -> list[str]:
-    """Return the calls of ``RequestOutputCollector.put`` as ``module.Class.method(argument)``."""
-    # In a module that names the class, each call of `put` counts. Elsewhere, only the object's name
-    # tells (_STATE), because the sources do not state its type.
-    naming = set(sources.modules_with(".put", needs.COLLECTOR))
-    found: set[str] = set()
-    for module in sources.modules_with(".put"):
-        tree = sources.module(module)
-        for call in calls_of(tree, "put", "put_nowait") if tree else ():
-            if module in naming or _STATE.search(call.owner):
-                found.add(f"{module}.{call.where}({call.arguments})")
-    return sorted(found)
 
 
 def _refusals(sources: Sources, wanted: Needs) -> Iterator[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from api_contract.bodies import BODIES
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -272,19 +270,6 @@ MADE: Mapping[str, tuple[str, ...]] = {
 }
 # The adapter passes the arguments of these classes' constructors by position.
 POSITIONAL = ("vllm.lora.request.LoRARequest",)
-# All fields of these classes are recorded: clients name them, or they are part of an answer.
-RECORDED = (
-    *BODIES,
-    "vllm.outputs.RequestOutput",
-    "vllm.outputs.CompletionOutput",
-    "vllm.outputs.PoolingRequestOutput",
-    "vllm.outputs.PoolingOutput",
-    "vllm.outputs.RequestError",
-    "vllm.logprobs.Logprob",
-    "vllm.v1.engine.FinishReason",
-    "vllm.v1.engine.EngineCoreOutput",
-    *MADE,
-)
 # Names that the adapter uses in addition to PLACES: module -> names.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
@@ -317,34 +302,6 @@ FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "repetition"})
 # Parameters of SamplingParams with token ids that vLLM checks. The adapter checks the others,
 # `request.fit.TOKEN_IDS`.
 CHECKED_BY_VLLM = frozenset({"prompt_logprob_token_ids"})
-COLLECTOR = "RequestOutputCollector"
-_PROCESSOR = "vllm.v1.engine.output_processor"
-_ENGINE = "vllm.v1.engine.async_llm"
-# `vllm_api.attach` replaces `put`. It must be called in the event loop: by the output handler or in
-# a method of AsyncLLM.
-PUT_BY = frozenset(
-    {
-        # By the output handler. One request has its own exception since 0.33.
-        f"{_PROCESSOR}.OutputProcessor.process_outputs(request_output)",
-        f"{_PROCESSOR}.OutputProcessor.process_outputs(error.to_exception())",
-        # By the output handler, at its end.
-        f"{_PROCESSOR}.OutputProcessor.propagate_error(e)",
-        # By AsyncLLM.abort.
-        f"{_PROCESSOR}.OutputProcessor.abort_requests(request_output)",
-        # For prompts that arrive in pieces, which the adapter does not send.
-        f"{_PROCESSOR}.OutputProcessor._update_streaming_request_state(STREAM_FINISHED)",
-        f"{_PROCESSOR}.StreamingInputOutputCollector.put(output)",
-        f"{_ENGINE}.AsyncLLM._add_streaming_input_request.handle_inputs(InputStreamError(error))",
-        f"{_ENGINE}.AsyncLLM._add_streaming_input_request.handle_inputs(STREAM_FINISHED)",
-    }
-)
-# These calls deliver the answers, and the end of a cancelled request.
-PUT_ALWAYS = (
-    f"{_PROCESSOR}.OutputProcessor.process_outputs(request_output)",
-    f"{_PROCESSOR}.OutputProcessor.abort_requests(request_output)",
-)
-# The only function that may call `process_outputs` in AsyncLLM's module.
-HANDLER = f"{_ENGINE}.AsyncLLM._run_output_handler.output_handler"
 # Modules that report errors in a request. Not all versions have all of them.
 REFUSING = (
     "vllm.sampling_params",
@@ -371,4 +328,3 @@ FAULTS = frozenset({"RuntimeError", "NotImplementedError", "TimeoutError"}) | {
     "KeyError",
     "AssertionError",
 }
-ERRORS = ("vllm.exceptions", "vllm.v1.engine.exceptions")

@@ -1,4 +1,4 @@
-"""Read the sources of one vLLM: its names, the members of its classes, and calls of methods."""
+"""Read the sources of one vLLM: its names, and the members of its classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import functools
 import platform
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,15 +52,6 @@ class Sources:
                     message = f"{path} cannot be read by Python {version}: {error}"
                     raise SourceError(message) from None
         return None
-
-    def modules_with(self, *words: str) -> Iterator[str]:
-        """Yield the names of the modules whose text contains all the words."""
-        # To search a text is much faster than to parse it, and few modules remain.
-        for path in sorted(self.root.joinpath("vllm").rglob("*.py")):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if all(word in text for word in words):
-                parts = path.relative_to(self.root).with_suffix("").parts
-                yield ".".join(parts).removesuffix(".__init__")
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
         """Return the module and the node that define a name; follow re-exports."""
@@ -157,28 +148,3 @@ def _set_on_self(function: Function) -> dict[str, ast.AST]:
 @functools.lru_cache(maxsize=128)
 def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
-
-
-class CallSite(NamedTuple):
-    """A call of a method: the enclosing function, the object and the arguments, as written."""
-
-    where: str
-    owner: str
-    arguments: str
-
-
-def calls_of(tree: ast.Module, *methods: str) -> Iterator[CallSite]:
-    """Yield the calls of methods with these names, on any object."""
-
-    def walk(node: ast.AST, path: str) -> Iterator[CallSite]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Attribute) and child.attr in methods:
-                # Passed on without a call, as in `call_soon(queue.put, item)`.
-                arguments = "by reference"
-                if isinstance(node, ast.Call) and child is node.func:
-                    arguments = ", ".join(map(ast.unparse, (*node.args, *node.keywords)))
-                yield CallSite(path, ast.unparse(child.value), arguments)
-            inner = f"{path}.{child.name}".lstrip(".") if isinstance(child, _Named) else path
-            yield from walk(child, inner)
-
-    return walk(tree, "")
