@@ -14,36 +14,22 @@ from typing import Any
 
 import pytest
 
-from support.small_build import small_lock
-from support.small_fixtures import copy_slim, workspace_in
+from support import small_model
+from support.small_model import SITE
 from vllm_env import unpack as unpack_module
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.locks import locked_folder
 from vllm_env.cli.main import main
 from vllm_env.inside import parts_unpack
-from vllm_env.layout import LAYOUTS, parts
-from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
-from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.relocate import install_runtime, make_relocatable, site_packages
+from vllm_env.layout import LAYOUTS
 
 pytestmark = pytest.mark.long
-
-SITE = "lib/python3.11/site-packages"
 
 
 @pytest.fixture(scope="module")
 def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prefix with the start-up hook, a package, a NumPy and a program."""
-    prefix = tmp_path_factory.mktemp("unpack") / "env"
-    copy_slim(bare_prefix, prefix)
-    install_runtime(prefix, "identity")
-    for name in ("numpy/__init__.py", "vllm/__init__.py"):
-        (prefix / SITE / name).parent.mkdir()
-        (prefix / SITE / name).write_text("NAME = 1\n" * 9_000)
-    (prefix / "bin/ray").write_text("#!/bin/sh\necho started\n")
-    (prefix / "bin/ray").chmod(0o755)
-    make_relocatable(prefix, site_packages(prefix))
-    return prefix
+    """A prefix with the start-up hook, a few packages, a NumPy and a program."""
+    return small_model.make_prefix(bare_prefix, tmp_path_factory.mktemp("unpack") / "env")
 
 
 @dataclass(frozen=True)
@@ -65,23 +51,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def model(layout: str, prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """The prefix in a model's folder of this layout, with its manifest."""
-    place = tmp_path_factory.mktemp(layout)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_PART_BYTES", 100_000)
-        packed = LAYOUTS[layout].pack(workspace_in(place / "cache"), Prefix(prefix, "key", small_lock(), (), reused=False))
-    folder = place / "models/vllm"
-    folder.mkdir(parents=True)
-    LAYOUTS[layout].place(packed.path, folder)
-    stub = folder / "triton_python_backend_stub"
-    stub.write_text("stub")
-    environment, *others = packed.records
-    manifest = Manifest(
-        "k", layout, VllmRecord("0.99.0", "", "vllm", "release"), "3.11.7", {}, "24.10",
-        environment, StubRecord(file_sha256(stub), 4, "3.11", "24.10", "prebuilt"),
-        spec={"profile": "cpu"}, lock_digest="c", left_out=(), built_at="2026-01-01T00:00:00+00:00", parts=tuple(others),
-    )  # fmt: skip
-    (folder / "vllm_env.json").write_text(manifest.to_json())
-    return Model(folder)
+    return Model(small_model.publish(prefix, layout, tmp_path_factory.mktemp(layout)))
 
 
 def folders_of(tree: Path) -> list[Path]:
@@ -205,14 +175,13 @@ def test_what_comes_into_the_folder_meanwhile_stays(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another machine may unpack to the same place at the same time; it is refused, and only its own files go."""
-    unpack_in = unpack_module._unpack_in
+    unpack_into = unpack_module._unpack_into
 
-    def unpack_beside_another(scratch: Path, *rest: Any) -> Path:
-        whole = unpack_in(scratch, *rest)
+    def unpack_beside_another(*arguments: Any) -> None:
+        unpack_into(*arguments)
         (tmp_path / "new/lib").mkdir()
-        return whole
 
-    monkeypatch.setattr(unpack_module, "_unpack_in", unpack_beside_another)
+    monkeypatch.setattr(unpack_module, "_unpack_into", unpack_beside_another)
     assert model.unpack(tmp_path / "new") == 2
     assert "is no longer empty: somebody has put lib there" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["lib"]

@@ -1,0 +1,106 @@
+"""Fill a folder that a user names for a result: completely, or not at all.
+
+The contents are made in a scratch folder inside it, because the folder may be a mount point. They
+are renamed into place at the end.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import UsageError
+from .filesystem import (
+    give,
+    give_tree,
+    let_read,
+    make_readable,
+    owner_of,
+    remove_tree,
+    require_writable,
+)
+from .interrupts import interrupts_held
+from .locks import locked_folder, remove_unlocked
+
+_SCRATCH = ".vllm_env."
+# The contents, in a scratch folder.
+_MADE = "made"
+# Next to the contents, from the moment in which they are renamed.
+_PLACING = "placing"
+
+
+def prepare(folder: Path, last: str) -> None:
+    """Check that a folder can be filled, and remove what a killed run has left in it.
+
+    Args:
+        folder: the folder. It must be missing or empty.
+        last: as for :func:`filled`.
+
+    Raises:
+        UsageError: the folder is not empty.
+        VllmEnvError: it cannot be written.
+    """
+    # `clean` does not know this folder.
+    for leftover in folder.glob(f"{_SCRATCH}*"):
+        was_placing = (leftover / _PLACING).exists()
+        if remove_unlocked(leftover) and was_placing and not (folder / last).exists():
+            for path in _others(folder):
+                remove_tree(path) if path.is_dir() else path.unlink()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is not an empty folder.", remedy="Name an empty or new folder.")
+    require_writable(folder, str(folder))
+
+
+@contextlib.contextmanager
+def filled(folder: Path, last: str) -> Iterator[tuple[Path, Path]]:
+    """Yield two new folders: one to make the contents in, and one for scratch files.
+
+    If the block ends well, the contents are moved into ``folder``, and belong to its owner.
+
+    Args:
+        folder: a folder that :func:`prepare` has checked.
+        last: the name that is moved last. Without it, the contents are unusable.
+
+    Raises:
+        UsageError: another program has put a file into the folder meanwhile.
+    """
+    owner = owner_of(folder)
+    existed = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked_folder(folder, _SCRATCH) as scratch:
+            made = scratch / _MADE
+            rest = scratch / "scratch"
+            rest.mkdir()
+            yield made, rest
+            make_readable(made)
+            give_tree(made, owner)
+            _place(made, folder, last)
+    except BaseException:
+        # What others have put there meanwhile stays.
+        if not existed:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+    # A folder that was there keeps its mode: it may belong to another user.
+    if not existed:
+        let_read(folder)
+        give(folder, owner)
+
+
+def _place(made: Path, folder: Path, last: str) -> None:
+    """Move all contents into the folder, or nothing."""
+    if others := _others(folder):
+        raise UsageError(
+            f"{folder} is no longer empty: somebody has put {others[0].name} there.",
+            remedy="Name another folder.",
+        )
+    with interrupts_held(), contextlib.ExitStack() as on_error:
+        (made.parent / _PLACING).touch()
+        for path in sorted(made.iterdir(), key=lambda path: path.name == last):
+            path.rename(folder / path.name)
+            on_error.callback((folder / path.name).rename, path)
+        on_error.pop_all()
+
+
+def _others(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(_SCRATCH)]
