@@ -16,6 +16,7 @@ from vllm_env.base.filesystem import require_writable, tree_size
 from vllm_env.base.locks import remove_unlocked
 from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
+from vllm_env.export.export import export as export_models
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.files import check_model
 from vllm_env.model.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
@@ -34,9 +35,9 @@ from .options import open_workspace, request_of
 _Removable = tuple[Path, int, "Callable[[], object]"]
 
 
-def _manifest(options: argparse.Namespace) -> tuple[Path, Manifest]:
+def _manifest(options: argparse.Namespace, name: str = "") -> tuple[Path, Manifest]:
     repository = options.model_repository or BuildRequest.repository
-    model = repository / options.model
+    model = repository / (name or options.model)
     manifest = read_manifest(model)
     if manifest is None:
         cause, remedy = _others(repository, model)
@@ -108,7 +109,8 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         check_model(model, manifest)
         # Without a Triton root, this machine's libarchive unpacks the archive.
         triton = open_root(root) if (root := installed_triton()) else None
-        layout, packed = manifest.packed(model)
+        # The interpreter of an unpacked environment is started in another folder.
+        layout, packed = manifest.packed(model.absolute())
         for note in verify_packed(workspace, layout, packed, manifest.expected(), triton):
             console.note(note)
         console.step(str(model))
@@ -125,6 +127,45 @@ def unpack(options: argparse.Namespace, console: Console) -> int:
     facts = {"environment": str(folder), "bytes": size}
     line = f"{folder}: vLLM {manifest.vllm.version}, {size / 1e9:.1f} GB"
     console.result(json.dumps(facts) if options.json else line)
+    return 0
+
+
+def export(options: argparse.Namespace, console: Console) -> int:
+    """Write built models as an OCI image."""
+    # Any --model replaces the default.
+    names = options.models or ["vllm"]
+    models = [_manifest(options, name) for name in names]
+    exported = export_models(
+        models, options.oci, compression=options.compression, tag=options.tag or ""
+    )
+    tagged = f"{exported.folder}:{exported.tag}"
+    target = f"$REGISTRY/{names[0]}:{exported.tag}"
+    # In double quotes, the shell replaces the variable.
+    push = [
+        f'skopeo copy --preserve-digests {shlex.quote(f"oci:{tagged}")} "docker://{target}"',
+        f'oras cp --from-oci-layout {shlex.quote(tagged)} "{target}"',
+    ]
+    if exported.left_out:
+        size = sum(tree_size(path) for path in exported.left_out)
+        first = exported.left_out[0]
+        more = f" and {len(exported.left_out) - 1} more" if len(exported.left_out) > 1 else ""
+        console.note(f"not in the image: {first}{more}, {size / 1e6:.0f} MB of weights and caches")
+    if options.json:
+        facts = {
+            "oci": str(exported.folder),
+            "digest": exported.digest,
+            "tag": exported.tag,
+            "layers": [dataclasses.asdict(layer) for layer in exported.layers],
+            "left_out": [str(path) for path in exported.left_out],
+            "push": push,
+        }
+        console.result(json.dumps(facts, indent=2))
+        return 0
+    for layer in exported.layers:
+        console.result(f"{layer.size / 1e6:10.1f} MB  {layer.name}")
+    console.result(f"{exported.folder}: {exported.digest}")
+    for line in ("Push it, by either:", *push):
+        console.result(line)
     return 0
 
 
@@ -223,5 +264,5 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
 # Each function has the name of its subcommand.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     command.__name__: command
-    for command in (adopt, doctor, inspect, verify, unpack, clean, wheelhouse)
+    for command in (adopt, doctor, inspect, verify, unpack, export, clean, wheelhouse)
 }

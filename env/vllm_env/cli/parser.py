@@ -49,6 +49,10 @@ Unpacks the whole environment of a built model into DIR. DIR must be missing or 
 environment is the same for all layouts, and works in any place: for the workers of Ray, for
 example.
 """
+_EXPORTS = """\
+Writes built models as an OCI image for a registry. Kubernetes and podman mount it next to Triton's
+own container, which finds each model at models/NAME, unpacked. Weights and caches stay out of it.
+"""
 _CLEANS = """\
 Removes what killed builds and dead servers left, and the cache. Running servers keep theirs.
 """
@@ -79,6 +83,9 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
     # Without --model, adopt takes the name of SOURCE.
     if "model" in options and options.model:
         check_model_name(options.model)
+    # Of export, which takes several.
+    for model in vars(options).get("models") or ():
+        check_model_name(model)
     refuse_contradictions(options)
     return name, options
 
@@ -289,6 +296,35 @@ def _unpack() -> CommandParser:
     return parser
 
 
+def _export() -> CommandParser:
+    parser = _named("export", _EXPORTS)
+    parser.add_argument(
+        "--oci",
+        metavar="DIR",
+        type=Path,
+        required=True,
+        help="the folder for the image, missing or empty",
+    )
+    add_path(
+        parser, "--model-repository", "DIR", "where the models are (default: model_repository)"
+    )
+    parser.add_argument(
+        "--model",
+        dest="models",
+        metavar="NAME",
+        action="append",
+        help="a model's folder in it (default: vllm; repeatable)",
+    )
+    parser.add_argument(
+        "--compression",
+        choices=("gzip", "zstd"),
+        default="gzip",
+        help="gzip (default), which everything reads; zstd is a quarter smaller",
+    )
+    parser.add_argument("--tag", metavar="TAG", help="the image's tag (default: vLLM's version)")
+    return parser
+
+
 def _doctor() -> CommandParser:
     parser = _named("doctor", "Says what this machine can do.")
     add_path(parser, "--triton-root", "DIR", "default: as for the build")
@@ -329,6 +365,7 @@ _PARSERS: dict[str, Callable[[], CommandParser]] = {
     "inspect": partial(_of_model, "inspect", "Prints what a built model holds."),
     "adopt": _adopt,
     "unpack": _unpack,
+    "export": _export,
     "wheelhouse": _wheelhouse,
     "clean": _clean,
 }

@@ -25,6 +25,8 @@ from vllm_env.triton.root import STUB_NAME
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import Expected
 
+from .contents import check_unpacked, record_of
+
 MANIFEST_NAME = "vllm_env.json"
 SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
@@ -229,8 +231,8 @@ def check_files(model: Path, manifest: Manifest) -> None:
         )
     for record in records:
         file = model / record.name
-        # The files of the layout "directory" are not recorded one by one.
         if file.is_dir():
+            _check_folder(file, record, model / MANIFEST_NAME)
             continue
         if not file.is_file():
             raise VllmEnvError(
@@ -243,6 +245,21 @@ def check_files(model: Path, manifest: Manifest) -> None:
                 cause="It was changed or cut off.",
                 remedy=REBUILD,
             )
+
+
+def _check_folder(folder: Path, record: EnvironmentRecord | StubRecord, manifest: Path) -> None:
+    # A build of the layout "directory" records no digest: the user may edit the folder. `export`
+    # records one.
+    if not record.sha256 or record_of(folder, record.name) == record:
+        return
+    # Of a wheel's file, this error has the name.
+    check_unpacked(folder, REBUILD)
+    raise VllmEnvError(
+        f"{folder} does not match {manifest}.",
+        cause="A file that no wheel lists was added, changed or removed: bytecode, or a file of "
+        "the interpreter.",
+        remedy=REBUILD,
+    )
 
 
 def render_sbom(lock: Lock) -> str:

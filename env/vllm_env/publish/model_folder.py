@@ -295,12 +295,17 @@ def set_environment_path(model: Path, name: str, current: Path | None = None) ->
     # A configuration that is a relative link leads nowhere from the staging folder.
     readable = config if config.exists() or not current else current / CONFIG_NAME
     text = read_config_text(readable)
+    new = with_environment_path(text, name)
+    if new != text:
+        write_whole(config, encode_config(new))
+
+
+def with_environment_path(text: str, name: str) -> str:
+    """Return a configuration's text with ``name`` as the environment, if it names a layout's."""
     # Only our own names are replaced. A path to another environment is the user's choice.
     names = "|".join(re.escape(layout.environment) for layout in LAYOUTS.values())
     pattern = rf'{re.escape(MODEL_DIRECTORY)}/({names})(?=")'
-    new = re.sub(pattern, f"{MODEL_DIRECTORY}/{name}", text)
-    if new != text:
-        write_whole(config, encode_config(new))
+    return re.sub(pattern, f"{MODEL_DIRECTORY}/{name}", text)
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:

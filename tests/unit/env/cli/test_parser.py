@@ -77,7 +77,9 @@ def test_the_help_of_a_wheelhouse_lists_only_what_changes_it() -> None:
 @pytest.mark.parametrize("command", [[], ["build"], *([name] for name in COMMANDS)])
 def test_options_are_not_abbreviated(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A script with --quie must not change its meaning when an option is added."""
-    assert main([*command, *(["DIR"] if command in (["adopt"], ["unpack"], ["wheelhouse"]) else []), "--quie"]) == 2
+    folder = {"adopt": ["SOURCE"], "export": ["--oci", "DIR"], "unpack": ["DIR"], "wheelhouse": ["DIR"]}
+    required = [word for name in command for word in folder.get(name, [])]
+    assert main([*command, *required, "--quie"]) == 2
     assert "Did you mean --quiet?" in capsys.readouterr().err
 
 
@@ -97,7 +99,7 @@ def test_options_are_not_abbreviated(command: list[str], capsys: pytest.CaptureF
         (["build", "--frobnicate"], "--frobnicate", "See gen_vllm_env.sh build --help-all."),
         (["inpsect"], "'inpsect'", "Did you mean inspect?"),
         (["biuld", "--json"], "'biuld'", "Did you mean build?"),
-        (["xyz"], "'xyz'", "There are: build, doctor, verify, inspect, adopt, unpack, wheelhouse, clean."),
+        (["xyz"], "'xyz'", "There are: build, doctor, verify, inspect, adopt, unpack, export, wheelhouse, clean."),
         (["0.32.0"], "'0.32.0'", "For a version: --vllm 0.32.0."),
         (["v0.32.0rc1", "--json"], "'v0.32.0rc1'", "For a version: --vllm v0.32.0rc1."),
         (["build", "0.32.0"], "0.32.0", "For a version: --vllm 0.32.0."),
