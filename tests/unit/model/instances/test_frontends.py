@@ -1,4 +1,4 @@
-"""An instance's part in an engine that several share: who starts it, who connects, and who notices its end."""
+"""What instances of one engine refuse, publish and give up."""
 
 from __future__ import annotations
 
@@ -29,19 +29,9 @@ ADDRESSES = ["client_addresses", "client_count", "client_index"]
 
 @pytest.fixture
 def made(monkeypatch):
-    """Instances of one load; vLLM's clients are what they were started with."""
-    started: list[tuple[Any, ...]] = []
-
-    def launch(vllm, values, others):
-        started.append(("launch", others))
-        return SimpleNamespace(others=others), "ipc://stats"
-
-    def connect(vllm, values, place, index, count):
-        started.append(("connect", place, index, count))
-        return SimpleNamespace(place=place)
-
-    monkeypatch.setattr(vllm_api, "launch", launch)
-    monkeypatch.setattr(vllm_api, "connect", connect)
+    """Instances of one load, whose vLLM starts nothing (`tests/e2e/test_model_instances.py` has the real one)."""
+    monkeypatch.setattr(vllm_api, "launch", lambda *_: (SimpleNamespace(), None))
+    monkeypatch.setattr(vllm_api, "connect", lambda *_: SimpleNamespace())
     monkeypatch.setattr(vllm_api, "lacking", lambda vllm: "")
     monkeypatch.setattr(frontends, "PERIOD_S", 0.001)
     with tempfile.TemporaryDirectory(prefix="vllm_env_test_") as folder:
@@ -49,127 +39,24 @@ def made(monkeypatch):
         instances = [Frontends(own, Rendezvous.join(own), Log()) for own in (Seat(index, 2, "k") for index in range(2))]
         for one in instances:
             one.use(cast("Any", SimpleNamespace(version="1")), {}, 1)
-        yield SimpleNamespace(instances=instances, started=started)
-
-
-def started_both(made):
-    """Start both as Triton does, at the same time and the later first."""
-
-    async def start():
-        second = asyncio.ensure_future(made.instances[1].start())
-        await asyncio.sleep(0.02)
-        first = await made.instances[0].start()
-        await asyncio.sleep(0.02)
-        assert not second.done()  # it connects to an engine that serves
-        made.instances[0].share()
-        return first, await asyncio.wait_for(second, LIMIT)
-
-    return asyncio.run(start())
-
-
-def test_one_starts_the_engine_and_the_other_connects_to_it(made):
-    """With the very addresses that the engine was told."""
-    first, second = started_both(made)
-    ((asked, answered),) = first.others
-    assert second.place == {"input_address": asked, "output_address": answered, "stats_update_address": "ipc://stats"}
-    assert made.started[1][2:] == (1, 2)
-    assert [one.leads for one in made.instances] == [True, False]
-    assert [one.loss() for one in made.instances] == [None, None]
-
-
-def test_the_end_of_the_engine_is_noticed_by_the_other_which_gets_the_next(made):
-    """Its own client would never know: vLLM watches the process in the one that started it."""
-    started_both(made)
-    first, second = made.instances
-    first.retire(hung=False)
-    assert second.loss() == Loss("has died")
-    started_both(made)
-    assert [kind[0] for kind in made.started] == ["launch", "connect"] * 2
-    assert made.started[1][1] != made.started[3][1]
-    assert second.loss() is None
+        yield instances
 
 
 def test_an_engine_that_hangs_for_one_is_given_up_by_all(made):
     """The one that has requests open finds out; the one that leads may have none."""
-    started_both(made)
-    first, second = made.instances
+    first, second = made
+
+    async def start():
+        await first.start()
+        first.share()
+        await asyncio.wait_for(second.start(), LIMIT)
+
+    asyncio.run(start())
     second.retire(hung=True)
     assert first.loss() == Loss("does not answer another instance")
-    started_both(made)
+    first.retire(hung=True)
+    asyncio.run(start())
     assert first.loss() is None
-
-
-def test_the_requests_of_an_instance_that_has_ended_do_not_count(made):
-    """Nor does its sleep that waited. Nobody else would take them back."""
-    started_both(made)
-    first, second = made.instances
-    second.counts.note(7)
-    with second.sleep_state.waiting():
-        assert first.loss() is None
-        assert (first.counts.others(), first.sleep_state.asleep) == (7, True)
-        second.leave()
-        assert first.loss() is None
-        assert (first.counts.others(), first.sleep_state.asleep) == (0, False)
-
-
-def test_only_the_instance_that_has_started_the_engine_knows_it_is_awake(made):
-    """One that connects late may find an engine that an operator has put to sleep. A new engine is awake."""
-    started_both(made)
-    first, second = made.instances
-    second.sleep_state.note_change(asleep=True)
-    second.share()
-    assert first.sleep_state.asleep
-    first.share()
-    assert (second.sleep_state.asleep, first.sleep_state.is_latest) == (False, True)
-
-
-def test_one_instance_at_a_time_has_the_operators_turn(made):
-    """Each knows the file of the others."""
-    first, second = made.instances
-    turn = first.sleep_state.take_turn()
-    with pytest.raises(BlockingIOError):
-        second.sleep_state.take_turn()
-    first.sleep_state.end_turn(turn)
-    second.sleep_state.end_turn(second.sleep_state.take_turn())
-
-
-def test_an_unloaded_leader_is_no_death(made):
-    """At each unloading one of them is the first to go."""
-    started_both(made)
-    first, second = made.instances
-    first.close()
-    assert second.loss().in_order
-    second.close()
-    first.leave()
-    assert second.loss().in_order
-
-
-def test_the_other_leads_when_the_leader_is_gone(made):
-    """Its locks go with it."""
-    started_both(made)
-    first, second = made.instances
-    first._meeting.leave()
-    assert second.loss() == Loss("has died with the instance that had started it")
-    asyncio.run(second.start())
-    assert made.started[-1][0] == "launch"
-    assert second.leads
-
-
-def test_a_failed_load_has_one_reason(made):
-    """Triton shows one instance's."""
-    first, second = made.instances
-    first.leave("vLLM did not start: no memory")
-    with pytest.raises(ConfigError, match="vLLM did not start: no memory"):
-        asyncio.run(second.start())
-
-
-def test_a_load_that_fails_after_the_engine_has_started_is_not_taken_over(made):
-    """Triton is about to end all of them; a second engine would be started for nothing."""
-    started_both(made)
-    first, second = made.instances
-    first.leave("no thread could be started")
-    assert second.loss().in_order
-    assert not second.leads
 
 
 def test_an_instance_without_a_first_one_does_not_wait_for_ever(made, monkeypatch):
@@ -184,8 +71,8 @@ def test_an_instance_without_a_first_one_does_not_wait_for_ever(made, monkeypatc
 
 def test_gauges_are_published_by_the_one_that_knows_them_best(made):
     """vLLM gives a rank's figures of each step to one front end: the other's are of an earlier step. Counters are each one's."""
-    first, second = made.instances
-    for one in made.instances:
+    first, second = made
+    for one in made:
         one.use(SimpleNamespace(version="1"), {}, 2)
     samples = [SimpleNamespace(labels={"engine": rank}) for rank in "01"]
     families = [SimpleNamespace(name="n", type=kind, samples=samples) for kind in ("gauge", "counter", "histogram")]
@@ -193,60 +80,6 @@ def test_gauges_are_published_by_the_one_that_knows_them_best(made):
     assert [family.samples for family in first.latest(families)] == [samples[1:], samples, samples]
     assert [family.samples for family in second.latest(families)] == [samples[:1], samples, samples]
     assert [family.samples for family in families] == [samples] * 3
-
-
-def test_the_engines_sleep_is_published_by_the_one_that_has_changed_it(made):
-    """vLLM tells no other front end, whoever has the figures of the last step."""
-    first, second = made.instances
-    family = SimpleNamespace(name="vllm:engine_sleep_state", type="gauge", samples=[SimpleNamespace(labels={"engine": "0"})])
-    struct.pack_into("2d", first._figures, 0, 2.0, 1.0)
-    second.sleep_state.note_change(asleep=True)
-    assert (first.latest([family]), second.latest([family])) == ([], [family])
-    first.sleep_state.note_change(asleep=False)
-    assert (first.latest([family]), second.latest([family])) == ([family], [])
-
-
-def a_front_end_of_vllm(steps):
-    """A client that takes the engine's outputs as vLLM's does, and what it has recorded."""
-
-    async def get_output_async():
-        return next(steps)
-
-    recorded = []
-    manager = SimpleNamespace(record=lambda *args, **kwargs: recorded.append((args, kwargs)))
-    return SimpleNamespace(logger_manager=manager, engine_core=SimpleNamespace(get_output_async=get_output_async)), recorded
-
-
-def take(client, statistics):
-    """Take an output of rank 1 as vLLM's handler does."""
-    asyncio.run(client.engine_core.get_output_async())
-    client.logger_manager.record(engine_idx=1, scheduler_stats=statistics, iteration_stats="i")
-
-
-def test_figures_are_as_old_as_their_step(made):
-    """Not as their arrival, and those without figures do not count: most outputs have none."""
-    second = made.instances[1]
-    second.use(SimpleNamespace(version="1"), {}, 2)
-    client, recorded = a_front_end_of_vllm(iter([SimpleNamespace(timestamp=5.0), SimpleNamespace(timestamp=6.0)]))
-    second._noting(client)
-    take(client, None)
-    assert struct.unpack("4d", second._figures) == (0.0,) * 4
-    take(client, "s")
-    assert struct.unpack("4d", second._figures) == (0.0, 0.0, 0.0, 6.0)
-    assert recorded[1] == (("s",), {"engine_idx": 1, "iteration_stats": "i"})
-
-
-def test_a_busy_instance_does_not_publish_an_earlier_step(made):
-    """The engine's last step went to the first; the second takes the one before it later."""
-    gauge = SimpleNamespace(name="n", type="gauge", samples=[SimpleNamespace(labels={"engine": "1"})])
-    for one, step in zip(made.instances, (2.0, 1.0), strict=True):
-        one.use(SimpleNamespace(version="1"), {}, 2)
-        client, _ = a_front_end_of_vllm(iter([SimpleNamespace(timestamp=step)]))
-        one._noting(client)
-        take(client, "s")
-    first, second = made.instances
-    assert first.latest([gauge])[0].samples == gauge.samples
-    assert second.latest([gauge])[0].samples == []
 
 
 def launcher(config, executor, log_stats, addresses):

@@ -16,11 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.engine_parts import Log
 from triton_vllm.base import locks
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.instances import rendezvous
-from triton_vllm.instances.frontends import Frontends
 from triton_vllm.instances.rendezvous import Address, Rendezvous, Seat, seat
 
 MODEL = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
@@ -120,56 +118,6 @@ def test_an_instance_that_is_added_to_a_loaded_model_is_refused():
         seat(args("vllm_0_1", 1), os.getpid())
 
 
-def test_instances_of_a_load_meet_and_the_next_load_meets_elsewhere(home):
-    """A seat is taken once: Triton starts a changed model's instances while those of the old one serve."""
-    old = [Rendezvous.join(Seat(index, 2, "k")) for index in (1, 0)]
-    new = [Rendezvous.join(Seat(index, 2, "k")) for index in (0, 1)]
-    assert old[1].lead()
-    assert new[0].lead()
-    old[1].publish("old", None)
-    new[0].publish("new", "ipc://stats")
-    assert (address_of(old[0]).engine, address_of(new[1]).engine) == ("old", "new")
-    assert address_of(new[1]).stats_update_address == "ipc://stats"
-    for one in (*old, *new):
-        one.leave()
-    assert list(home.iterdir()) == []
-
-
-def test_each_instance_is_a_client_of_its_own():
-    """The one that leads is the first, whichever instance it is, and the addresses are those that the engine was given."""
-    meetings = [Rendezvous.join(Seat(index, 3, "k")) for index in range(3)]
-    assert meetings[1].lead()
-    wires = meetings[1].wires("e")
-    meetings[1].publish("e", None)
-    found = {address_of(meetings[index]).client: address_of(meetings[index]) for index in (0, 2)}
-    assert sorted(found) == [1, 2]
-    assert [(found[n].input_address, found[n].output_address) for n in (1, 2)] == wires
-    assert len({address for wire in wires for address in wire}) == 4
-
-
-def test_instances_have_one_folder_for_adapters(home):
-    """It goes with the last of them, whatever is in it."""
-    meetings = [Rendezvous.join(Seat(index, 2, "k")) for index in range(2)]
-    (folder,) = {Frontends(meeting._own, meeting, Log()).adapters() for meeting in meetings}
-    (folder / "copy").mkdir()
-    meetings[0].leave()
-    assert (folder / "copy").is_dir()
-    meetings[1].leave()
-    assert list(home.iterdir()) == []
-
-
-def test_one_instance_leads_until_it_is_gone():
-    """Its death frees the lead, and what it published is no engine any more."""
-    first = held(0)
-    second = Rendezvous.join(Seat(1, 2, "k"))
-    assert not second.lead()
-    assert address_of(second).engine == "e1"
-    killed(first)
-    assert second.lead()
-    assert second.address() is None
-    second.leave()
-
-
 def test_an_unloaded_leader_is_not_replaced_by_one_that_is_about_to_be_unloaded(monkeypatch):
     """Triton ends the instances one after the other; one that is still there long after stays, and leads."""
     first, second = (Rendezvous.join(Seat(index, 2, "k")) for index in range(2))
@@ -184,18 +132,6 @@ def test_an_unloaded_leader_is_not_replaced_by_one_that_is_about_to_be_unloaded(
     assert second.lead()
     assert not second.closed()
     second.leave()
-
-
-def test_the_reason_of_a_failed_load_is_told_to_all():
-    """Whichever instance's error Triton shows, it says what went wrong; the next load meets elsewhere."""
-    first, second = (Rendezvous.join(Seat(index, 3, "k")) for index in range(2))
-    assert second.failure() == ""
-    first.fail("vLLM did not start")
-    first.fail("later")
-    assert second.failure() == "vLLM did not start"
-    third = Rendezvous.join(Seat(2, 3, "k"))
-    assert third.failure() == ""
-    assert not third.has_first()
 
 
 def test_a_first_instance_that_was_killed_is_not_waited_for():

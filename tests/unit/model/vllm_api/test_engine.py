@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import defaultdict
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,26 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_the_newest_place_of_a_name_is_tried_first_and_an_older_one_after_it():
-    """Names move between vLLM's modules."""
-    assert parts._find("dumps", ("json", "pickle")).__module__ == "json"
-    assert parts._find("dumps", ("no_such_module", "json.tool_of_old", "json")).__module__ == "json"
-
-
 def test_a_name_that_is_not_found_is_an_error_only_if_it_is_required():
     """The error names the places and the supported versions."""
     assert parts._find("gone", ("json",), required=False) is None
     with pytest.raises(ImportError, match=r"no gone in json or pickle; vLLM 0\.11 to"):
         parts._find("gone", ("json", "pickle"))
-
-
-@pytest.mark.parametrize(("own", "taken"), [("40", 40.0), (None, 300.0)])
-def test_how_long_a_step_may_take_is_vllms_to_say(monkeypatch, own, taken):
-    """Its VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS; a vLLM without it is given five minutes."""
-    given = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": own}
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__path__=["/nowhere/vllm"]))
-    monkeypatch.setattr(parts, "_find", lambda name, places, required=True: given.get(name))
-    assert parts.load().step_timeout_s == taken
 
 
 @dataclasses.dataclass
@@ -79,38 +63,6 @@ def test_what_came_before_attaching_comes_first(early):
     assert got == ([early] if early else []) + ["later"]
 
 
-def test_the_cache_of_variables_is_off_while_the_engine_starts():
-    """vLLM sets some of its variables itself until then; afterwards a lookup for every token would cost a tenth."""
-    order = []
-    vllm: Any = SimpleNamespace(
-        AsyncEngineArgs=lambda **values: values,
-        AsyncLLM=SimpleNamespace(from_engine_args=lambda args, **_: order.append("start") or args),
-        UsageContext=SimpleNamespace(API_SERVER=None),
-        disable_envs_cache=lambda: order.append("off"),
-        enable_envs_cache=lambda: order.append("on"),
-    )
-    started: Any = vllm_api.start(vllm, {"model": "m"})
-    assert started == {"model": "m"}
-    assert order == ["off", "start", "on"]
-
-
-def test_media_are_decoded_by_what_this_vllm_has():
-    """A modality that it lacks is left out; video needs the decoder of its pictures."""
-
-    class Io:
-        def __init__(self, *parts, **options):
-            self.parts, self.options = parts, options
-
-        def load_bytes(self, data):
-            return data, len(self.parts), self.options
-
-    vllm: Any = SimpleNamespace(media_io={"image": Io, "audio": None, "video": Io})
-    loaders = vllm_api.media_loaders(vllm, {"media_io_kwargs": {"video": {"num_frames": 2}}})
-    assert set(loaders) == {"image", "video"}
-    assert loaders["image"](b"x") == (b"x", 0, {})
-    assert loaders["video"](b"x") == (b"x", 1, {"num_frames": 2})
-
-
 ONE, BOTH = ["r-1"], ["0_r-1", "1_r-1"]
 STATES = [
     ((1, ONE, {"r-1": True}), False),
@@ -138,28 +90,6 @@ def test_a_request_has_begun_when_a_completion_has_a_token(state, expected, own_
     assert vllm_api.has_begun(SimpleNamespace(output_processor=processor), request_id, count) is expected
 
 
-def test_what_gathers_the_completions_of_an_aborted_request_goes_with_it():
-    """By the id that was given to `add_request`, or vLLM's own where that is the same; others stay."""
-    parents = {name: SimpleNamespace(external_req_id=name.partition("-")[0]) for name in ("a-1", "b-2")}
-    parents["c"] = SimpleNamespace()
-    llm = SimpleNamespace(output_processor=SimpleNamespace(parent_requests=parents))
-    vllm_api.forget_parent(llm, "a")
-    assert list(parents) == ["b-2", "c"]
-    vllm_api.forget_parent(llm, "c")
-    vllm_api.forget_parent(llm, "unknown")
-    assert list(parents) == ["b-2"]
-    vllm_api.forget_parent(SimpleNamespace(), "a")
-
-
-def test_to_ask_for_a_request_that_vllm_does_not_know_leaves_nothing_there():
-    """Its mapping makes an entry for what is looked up in brackets; and an engine without states says nothing."""
-    given: defaultdict[str, list[str]] = defaultdict(list)
-    processor = SimpleNamespace(request_states={}, external_req_ids=given)
-    assert vllm_api.has_begun(SimpleNamespace(output_processor=processor), "gone", 1) is None
-    assert given == {}
-    assert vllm_api.has_begun(SimpleNamespace(), "r", 1) is None
-
-
 @pytest.mark.parametrize(
     ("said", "passed_on"),
     [
@@ -182,24 +112,6 @@ def test_to_ask_for_a_request_that_vllm_does_not_know_leaves_nothing_there():
 def test_vllms_words_for_too_large_a_file_lose_its_advice(said, passed_on):
     """The texts are those of vLLM 0.28 and 0.32; any other may hold internals."""
     assert vllm_api.too_large(ValueError(said)) == passed_on
-
-
-def test_the_variables_of_a_vllm_are_those_that_it_names(monkeypatch):
-    """Without reading them: a wrong value of one that is not asked for is vLLM's own matter."""
-    envs: Any = ModuleType("vllm.envs")
-    envs.environment_variables = {"VLLM_A": lambda: 1 / 0}
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.envs", envs)
-    assert set(vllm_api.variables()) == {"VLLM_A"}
-    del envs.environment_variables
-    assert set(vllm_api.variables()) == set()
-
-
-def test_an_engine_is_dead_when_it_says_so():
-    """`errored` costs no round trip; an engine without it counts as alive."""
-    assert vllm_api.is_dead(SimpleNamespace(errored=True))
-    assert not vllm_api.is_dead(SimpleNamespace(errored=False))
-    assert not vllm_api.is_dead(SimpleNamespace())
 
 
 @pytest.mark.parametrize(

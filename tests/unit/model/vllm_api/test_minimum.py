@@ -18,18 +18,3 @@ def test_the_minimum_is_within_what_the_prompt_leaves(minimum, most, expected):
     params = SimpleNamespace(min_tokens=minimum)
     bound_minimum(params, {"prompt_token_ids": [1, 2, 3]}, most)
     assert params.min_tokens == expected
-
-
-@pytest.mark.parametrize("prompt", ["text", {"prompt": "text"}])
-def test_what_is_not_tokenized_yet_is_let_pass(prompt):
-    """Its length is not known."""
-    params = SimpleNamespace(min_tokens=300)
-    bound_minimum(params, prompt, 256)
-    assert params.min_tokens == 300
-
-
-def test_embeddings_have_no_minimum():
-    """vLLM's PoolingParams lack it."""
-    params = SimpleNamespace()
-    bound_minimum(params, {"prompt_token_ids": [1]}, 256)
-    assert vars(params) == {}

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from triton_vllm import vllm_api
 from triton_vllm.vllm_api import outputs as outputs_
 from triton_vllm.vllm_api.outputs import PACKED_FROM, SLICE, deliver_fairly
 from triton_vllm.vllm_api.outputs import STEPS as FIRST
@@ -102,16 +101,6 @@ def numbers(messages: list[Message], request: str) -> list[int]:
     return [output.number for message in messages for output in message.outputs if output.request_id == request]
 
 
-async def test_who_keeps_up_gets_each_step_as_it_is():
-    """In vLLM's own order and messages."""
-    client = Client([])
-    for number in range(3):
-        message = step(number, "other")
-        client.arrive(message)
-        assert await client.take() is message
-        assert len(message.outputs) == len(MANY) + 1
-
-
 @with_packed
 async def test_nothing_is_lost_or_overtaken_and_times_and_figures_stay_right(packed_from):
     """Each request gets its own outputs in their order, each as old as its step; a step's figures come once."""
@@ -149,17 +138,6 @@ async def test_a_new_request_with_log_probabilities_waits_for_one_output_of_each
     assert sum(len(message.outputs) for message in messages) <= len(MANY) + 2 * SLICE
 
 
-@with_packed
-async def test_held_outputs_are_given_though_others_keep_coming(packed_from):
-    """Otherwise streams without log probabilities could make the others wait for ever."""
-    client = Client([step(number) for number in range(STEPS)])
-    seen: list[Message] = []
-    for number in range(4 * FIRST):
-        client.arrive(step(STEPS + number, "other", dear=[]))
-        seen.append(await client.take())
-    assert sum(output.request_id in MANY for message in seen for output in message.outputs) >= 2 * SLICE
-
-
 @pytest.mark.parametrize("packed_from", [len(MANY)], indirect=True)
 async def test_of_many_held_outputs_only_the_first_ones_are_kept_as_objects(packed_from):
     """Objects take more memory, and keep the memory around them in use."""
@@ -176,66 +154,8 @@ async def test_of_many_held_outputs_only_the_first_ones_are_kept_as_objects(pack
     assert [output.number for output in given] == [number for number in range(FIRST) for _ in MANY]
 
 
-@pytest.mark.parametrize("packed_from", [10], indirect=True)
-async def test_packed_outputs_come_before_later_ones_that_are_not(packed_from):
-    """When others were dropped, further outputs of a request are not packed any more."""
-    client = Client([step(0), step(1), step(2)])
-    for _ in range(3):
-        await client.take()
-    client.output_processor.request_states -= set(MANY[1:])
-    messages = [await client.take()]
-    later = [step(3, dear=[MANY[0]]), step(4, dear=[MANY[0]])]
-    sent = [message.outputs[0] for message in later]
-    for message in later:
-        client.arrive(message)
-    messages += await client.take_all(4)
-    assert numbers(messages, MANY[0]) == [0, 1, 2, 3, 4]
-    assert [messages[-2].outputs[0] is sent[0], messages[-1].outputs[0] is sent[1]] == [True, True]
-
-
-@pytest.mark.parametrize("packed_from", [0], indirect=True)
-async def test_a_prompts_log_probabilities_are_not_packed(packed_from):
-    """Their large arrays would only be copied."""
-    first = Output("it", 0, new_prompt_logprobs_tensors=[0.5])
-    client = Client([step(-1), Message(0.0, [first])])
-    given = [output for message in await client.take_all(len(MANY) + 1) for output in message.outputs]
-    assert any(output is first for output in given)
-
-
-@pytest.mark.parametrize("packed_from", [0], indirect=True)
-async def test_a_vllm_with_another_codec_holds_objects(monkeypatch, packed_from):
-    """An error would end the engine."""
-    monkeypatch.setattr(outputs_, "Packer", _fail_to_import)
-    client = Client([step(number) for number in range(STEPS)])
-    messages = await client.take_all(STEPS * len(MANY))
-    assert numbers(messages, MANY[0]) == [*range(STEPS)]
-
-
 def _fail_to_import() -> Any:
     raise ImportError("no codec")
-
-
-@pytest.mark.parametrize("packed_from", [len(MANY)], indirect=True)
-@pytest.mark.parametrize("aborted", [False, True])
-async def test_when_all_held_outputs_are_gone_the_next_ones_are_not_packed(packed_from, aborted):
-    """Whether they were given or dropped."""
-    client = Client([step(0), step(1)])
-    for _ in range(2):
-        await client.take()
-    if aborted:
-        client.output_processor.request_states.clear()
-    else:
-        await client.take_all(2 * len(MANY))
-    waits = asyncio.create_task(client.take())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    later = [step(2), step(3, dear=["later"]), step(4, dear=["later"])]
-    sent = [message.outputs[0] for message in later[1:]]
-    for message in later:
-        client.arrive(message)
-    await waits
-    given = [output for message in await client.take_all(2) for output in message.outputs]
-    assert [one is other for one, other in zip(given, sent, strict=True)] == [True, True]
 
 
 @with_packed
@@ -266,15 +186,6 @@ async def test_held_outputs_of_an_aborted_request_are_dropped(packed_from):
     assert numbers([await waits], "other") == [STEPS]
 
 
-async def test_vllms_error_is_raised():
-    """The engine has died; whatever is held belongs to its requests."""
-    client = Client([])
-    client.get_output_async = _fail
-    deliver_fairly(client)
-    with pytest.raises(RuntimeError, match="died"):
-        await client.take()
-
-
 async def _fail() -> Any:
     raise RuntimeError("the engine has died")
 
@@ -287,18 +198,3 @@ async def test_between_two_steps_other_tasks_run():
     for _ in range(100):
         await client.take()
     assert seen[0] >= 98
-
-
-def test_every_engine_delivers_fairly():
-    """Also a front end of an engine with several."""
-    core = Client([]).engine_core
-    receive = core.get_output_async
-    vllm: Any = SimpleNamespace(
-        AsyncEngineArgs=dict,
-        AsyncLLM=SimpleNamespace(from_engine_args=lambda *_, **__: core),
-        UsageContext=SimpleNamespace(API_SERVER=None),
-        disable_envs_cache=None,
-        enable_envs_cache=None,
-    )
-    vllm_api.start(vllm, {})
-    assert core.get_output_async != receive

@@ -69,29 +69,6 @@ def test_what_is_no_name_is_refused(given, says):
     assert says in str(refused.value)
 
 
-@pytest.mark.usefixtures("vllm")
-def test_known_names_are_taken():
-    """Also those that a file of the operator's adds."""
-    assert parsers.choose("hermes", {"reasoning_parser": ""}, "f") == ParserNames("hermes")
-    assert parsers.choose("", {"reasoning_parser": "mine", "reasoning_parser_plugin": "mine"}, "f").reasoning == "mine"
-    assert not parsers.choose("", {}, "f")
-
-
-@pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize(
-    ("tool", "reasoning", "says"),
-    [
-        ("herms", "", "f: tool_parser: vLLM has no parser 'herms', did you mean 'hermes'?; it has hermes, mistral"),
-        ("", "deep", "f: reasoning_parser: vLLM has no parser 'deep'; it has hermes, mistral"),
-    ],
-)
-def test_unknown_names_are_refused_with_the_known_ones(tool, reasoning, says):
-    """Before the engine starts."""
-    with pytest.raises(ConfigError) as refused:
-        parsers.choose(tool, {"reasoning_parser": reasoning}, "f")
-    assert str(refused.value) == says
-
-
 def test_a_vllm_without_parsers_is_told(monkeypatch):
     """It would answer with what the model writes, unread."""
     monkeypatch.setitem(sys.modules, "vllm.parser", None)
