@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SourceError as error:
         print(f"vllm_contract.py: {error}", file=sys.stderr)
         return 2
-    print(f"vLLM {version}: of what the adapter needs, {len(faults) or 'nothing'} is wrong")
+    print(f"vLLM {version}: {len(faults) or 'no'} faults")
     for fault in faults:
         print(f"  {fault}")
     return 1 if faults else 0

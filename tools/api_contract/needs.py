@@ -33,7 +33,7 @@ class Member:
 _CHAT = "vllm.entrypoints.openai.chat_completion.protocol"
 _CODEC = "vllm.v1.serial_utils"
 # The first version whose parsers read a whole answer.
-PARSERS = "0.28"
+PARSERS = "0.26"
 # Before this version the classes were elsewhere. The names are searched in all places.
 MEDIA = "0.20"
 
@@ -186,7 +186,8 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields(
             "chat_template_kwargs", "add_generation_prompt", "continue_final_message", since=PARSERS
         ),
-        **_fields("structured_outputs", "_grammar_from_parser", since=PARSERS),
+        **_fields("structured_outputs", since=PARSERS),
+        **_fields("_grammar_from_parser", since="0.28"),
         **_fields("skip_special_tokens", "spaces_between_special_tokens", since=PARSERS),
     },
     "vllm.parser.abstract_parser.Parser": {
@@ -235,7 +236,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("text_1", "text_2", since=PARSERS),
     },
     "vllm.entrypoints.pooling.scoring.io_processor.ScoringIOProcessor": {
-        **_fields("render_async", since=PARSERS),
+        **_fields("render_async", since="0.28"),
     },
     # For a model with several instances: the addresses of the front ends, and which figures each
     # one gets.
