@@ -110,7 +110,8 @@ def _die_with_owner() -> None:
 
 
 def _place() -> str:
-    """Return a name for all processes to which a process id means the same, as ``guard.place``."""
+    """Return a name for all processes to which a process id means the same."""
+    # As `process_space` of the model's base/processes.py, with which it is compared.
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
             return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"

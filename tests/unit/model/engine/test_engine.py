@@ -71,7 +71,7 @@ def test_an_output_that_came_before_attaching_is_not_lost(started):
     ("cause", "told"),
     [
         (raised(ValueError("prompt too long"), "vllm.v1.engine.processor"), InvalidRequestError("prompt too long")),
-        (raised(ValueError("x" * 5000), "vllm.sampling_params"), InvalidRequestError("x" * 500)),
+        (raised(ValueError("x" * 5000), "vllm.sampling_params"), InvalidRequestError("x" * 5000)),
         (TypeError("add_request() got an unexpected keyword argument 'priority'"), InternalError()),
         (raised(ValueError("secret internals"), "numpy.core"), InternalError()),
         (DeadError(), UnavailableError(DEAD)),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.startup.cause import LONGEST, PATH_VARIABLE, Cause, first_exception, shared_memory_is_full
+from triton_vllm.startup.cause import LONGEST, PATH_VARIABLE, Cause, first_exception, shared_memory_remedy
 
 # as vLLM's own, which needs vLLM
 CONFIG = {
@@ -93,6 +93,13 @@ MIB = 1 << 20
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+def remedy(monkeypatch, error, size, free):
+    """Return the remedy on a machine with this much shared memory, in MiB."""
+    status = SimpleNamespace(f_frsize=4096, f_blocks=size * MIB // 4096, f_bavail=free * MIB // 4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: status)
+    return shared_memory_remedy(error)
+
+
 @pytest.mark.parametrize(
     ("error", "size", "free", "says"),
     [
@@ -100,15 +107,16 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
         (FULL, 1, 1, "/dev/shm has 1 MiB, of which 1 MiB are free: "),
         (FULL, 64, 20, "/dev/shm has 64 MiB, of which 20 MiB are free: "),
         (ConfigError(f"vLLM did not start: OSError: {FULL}"), 64, 0, "docker run --shm-size=1g"),
-        (FULL, 64, 60, ""),
-        (FULL, 4096, 100, ""),
-        (RuntimeError("no memory"), 1, 0, ""),
     ],
 )
 def test_a_load_for_which_shared_memory_was_too_small_names_it(monkeypatch, error, size, free, says):
-    """Python's error names no file; if there is room, it is about another file system."""
-    status = SimpleNamespace(f_frsize=4096, f_blocks=size * MIB // 4096, f_bavail=free * MIB // 4096)
-    monkeypatch.setattr(os, "statvfs", lambda path: status)
-    found = shared_memory_is_full(error)
+    """Python's error names no file."""
+    found = remedy(monkeypatch, error, size, free)
+    assert found is not None
     assert says in found
-    assert bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(("error", "size", "free"), [(FULL, 64, 60), (FULL, 4096, 100), (RuntimeError("no memory"), 1, 0)])
+def test_shared_memory_with_room_is_not_the_reason(monkeypatch, error, size, free):
+    """Another file system is full, or the error is another one."""
+    assert remedy(monkeypatch, error, size, free) is None

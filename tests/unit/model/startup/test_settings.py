@@ -27,12 +27,6 @@ def test_metrics_may_be_asked_for_by_yes_or_true(word, expected):
     assert read(config(REPORT_CUSTOM_METRICS=word)).metrics is expected
 
 
-def test_a_model_that_is_not_decoupled_is_refused():
-    """Without it Triton takes one response a request."""
-    with pytest.raises(ConfigError, match="decoupled: true"):
-        read({})
-
-
 def test_all_values():
     """Each parameter ends in its field."""
     given = config(

@@ -1,4 +1,4 @@
-"""Lock files with flock.
+"""Lock files and folders with flock.
 
 The kernel frees the locks of a process that dies, so nothing depends on an orderly end. A forked
 process holds its parent's locks, too, until it ends or ``free`` is called.
@@ -43,6 +43,24 @@ def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def take_folder(folder: Path) -> int:
+    """Return the descriptor that holds the lock of a folder, so that it is not cleaned up.
+
+    Programs that clean up /tmp, such as systemd-tmpfiles, keep a locked folder.
+
+    Raises:
+        BlockingIOError: another descriptor holds the lock.
+        OSError: there is no such folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def free(descriptor: int) -> None:

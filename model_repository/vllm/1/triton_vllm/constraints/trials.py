@@ -26,6 +26,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,19 @@ ENDS_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a trial has shown about a constraint.
+
+    Attributes:
+        exceeds_limits: whether compiling it takes too long or too much memory.
+        refusal: why xgrammar cannot use it. None if it can.
+    """
+
+    exceeds_limits: bool = False
+    refusal: str | None = None
+
+
 class Trials:
     """Tries constraints in a worker process.
 
@@ -94,18 +108,18 @@ class Trials:
         # A request that is cancelled does not stop its worker, which then still needs the slot.
         # Clients that leave would otherwise have any number of constraints tried at once.
         attempt.add_done_callback(self._finish)
-        answer = await asyncio.shield(attempt)
+        verdict = await asyncio.shield(attempt)
         where = f"structured_outputs.{constraint.name}"
-        if answer is None:
+        if verdict.exceeds_limits:
             raise InvalidRequestError(
                 f"{where} takes more than {constraint.seconds} s or "
                 f"{MEMORY >> 20} MB to compile: make it smaller, "
                 "with fewer optional or nested parts"
             )
-        if answer and not await self._goes_to_guidance(llm, constraint):
+        if verdict.refusal and not await self._goes_to_guidance(llm, constraint):
             # The server's log would otherwise not show why such requests fail.
-            _log.warning("%s %s", where, answer)
-            raise InvalidRequestError(f"{where} {answer}")
+            _log.warning("%s %s", where, verdict.refusal)
+            raise InvalidRequestError(f"{where} {verdict.refusal}")
         self._passed[constraint] = None
         if len(self._passed) > REMEMBERED:
             self._passed.popitem(last=False)
@@ -114,12 +128,11 @@ class Trials:
         """Return whether vLLM uses guidance for this constraint, even if xgrammar could read it."""
         return constraint.kind == "lark" and await vllm_api.has_tekken(llm)
 
-    async def _attempt(self, llm: EngineClient, constraint: Constraint) -> str | None:
-        """Return what ``Worker.attempt`` returns; an empty string if there can be no worker."""
+    async def _attempt(self, llm: EngineClient, constraint: Constraint) -> Verdict:
         worker = await self._running(llm)
         # No constraint can be tried on this machine, so vLLM compiles them untried.
         if worker is None:
-            return ""
+            return Verdict()
         try:
             return await asyncio.to_thread(worker.attempt, constraint)
         except OSError:
@@ -134,7 +147,7 @@ class Trials:
         if self._ending is not None:
             self._ending.cancel()
 
-    def _finish(self, attempt: asyncio.Future[str | None]) -> None:
+    def _finish(self, attempt: asyncio.Future[Verdict]) -> None:
         # If its request was cancelled, nothing else reads the exception.
         if not attempt.cancelled():
             attempt.exception()
@@ -214,10 +227,8 @@ class Worker:
                 raise RuntimeError("xgrammar's worker cannot read the tokenizer")
             raise ConnectionError("xgrammar's worker was killed")
 
-    def attempt(self, constraint: Constraint) -> str | None:
-        """Return why a constraint cannot be used; empty if it can.
-
-        Return None if compiling it exceeds the limits.
+    def attempt(self, constraint: Constraint) -> Verdict:
+        """Try a constraint.
 
         Raises:
             OSError: the worker has ended, or the machine is very busy.
@@ -229,7 +240,9 @@ class Worker:
             "read_s": READ_S,
             "compile_s": constraint.seconds,
         }
-        return self._ask(json.dumps(task))
+        answer = self._ask(json.dumps(task))
+        # The kernel ends a process that exceeds the limits.
+        return Verdict(exceeds_limits=True) if answer is None else Verdict(refusal=answer or None)
 
     def end(self) -> None:
         """End the process.

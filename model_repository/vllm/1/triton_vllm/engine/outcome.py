@@ -18,10 +18,6 @@ from triton_vllm.vllm_api.refusals import FAILED, RETRY
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
-# vLLM's errors repeat their input, however long it is.
-LONGEST = 500
-"""Characters of an error's text."""
-
 
 class Translator:
     """Turns vLLM's exceptions into errors for clients; logs those that are not a client's fault.
@@ -45,9 +41,9 @@ class Translator:
         if isinstance(error, self._vllm.EngineDeadError):
             return UnavailableError(DEAD)
         if isinstance(error, self._vllm.busy_errors):
-            return UnavailableError(f"the engine cannot take the request now: {error}"[:LONGEST])
+            return UnavailableError(f"the engine cannot take the request now: {error}")
         if vllm_api.is_refusal(self._vllm, error):
-            return InvalidRequestError(str(error).strip()[:LONGEST])
+            return InvalidRequestError(str(error).strip())
         self.note("request failed", error)
         return InternalError("the engine failed on this request; the server's log has the details")
 

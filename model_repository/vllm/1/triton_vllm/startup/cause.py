@@ -125,23 +125,23 @@ def first_exception(text: str) -> str:
     return exception[0].strip()[:LONGEST] if exception else ""
 
 
-def shared_memory_is_full(error: BaseException) -> str:
-    """Return what to do if a load has failed because shared memory is full; else an empty string.
+def shared_memory_remedy(error: BaseException) -> str | None:
+    """Return what to do if a load has failed because shared memory is full; else None.
 
     vLLM's processes have semaphores and queues there, next to Triton's own region. Python's error
     about them names no file.
     """
     if _NO_SPACE not in str(error):
-        return ""
+        return None
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError:
-        return ""
+        return None
     size = status.f_blocks * status.f_frsize
     free = status.f_bavail * status.f_frsize
     # Then another file system is full.
     if free > max(_LITTLE, min(size // 2, _MUCH)):
-        return ""
+        return None
     return (
         f"{SHARED_MEMORY} has {size >> 20} MiB, of which {free >> 20} MiB are free: give it more, "
         "for example with docker run --shm-size=1g"

@@ -26,7 +26,7 @@ from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outb
 from triton_vllm.reply.watch import CancellationWatch, Departure
 from triton_vllm.request.contract import require_completed
 from triton_vllm.startup import engine_args, interpreter
-from triton_vllm.startup.cause import Cause, shared_memory_is_full
+from triton_vllm.startup.cause import Cause, shared_memory_remedy
 from triton_vllm.startup.devices import is_on_one_machine, parallel_sizes, uses_ray
 from triton_vllm.startup.endpoint import HttpEndpoint
 from triton_vllm.startup.executor import MANY_CORES, advice, available_cores
@@ -98,8 +98,8 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         # The other instances would otherwise wait for this one.
         if shared is not None:
             shared.leave(str(error))
-        remedy = shared_memory_is_full(error)
-        if remedy:
+        remedy = shared_memory_remedy(error)
+        if remedy is not None:
             raise ConfigError(f"{error}; {remedy}") from error
         raise
 

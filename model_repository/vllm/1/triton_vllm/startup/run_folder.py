@@ -7,7 +7,6 @@ So each start removes what starts before it have left, unless a process still us
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -53,7 +52,7 @@ class RunFolder:
         self._others = {path.name for path in _files()} - given
         # Renamed after it is locked, so that no other start removes it in between.
         staged = Path(tempfile.mkdtemp(prefix=f".{_NAME}", dir=home))
-        self._lock = _lock(staged)
+        self._lock = locks.take_folder(staged)
         self.path = staged.rename(home / staged.name.removeprefix("."))
         self.note_memory()
 
@@ -89,23 +88,12 @@ def sweep(home: Path) -> None:
             # Another user could have put anything into it.
             if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
                 continue
-            lock = _lock(folder)
+            lock = locks.take_folder(folder)
             try:
                 if _remove_memory(folder / _NOTE):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 locks.free(lock)
-
-
-def _lock(folder: Path) -> int:
-    """Lock a folder; programs that clean up /tmp, such as systemd-tmpfiles, keep a locked one."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _remove_memory(note: Path) -> bool:

@@ -86,14 +86,8 @@ def read(model_config: Mapping[str, Any]) -> Settings:
     """Read the settings from Triton's model configuration.
 
     Raises:
-        ConfigError: a value is of the wrong type, a name is misspelt, or the model is not
-            decoupled.
+        ConfigError: a value is of the wrong type, or a name is misspelt.
     """
-    # Without it, Triton accepts only one response for each request.
-    if not (model_config.get("model_transaction_policy") or {}).get("decoupled"):
-        raise ConfigError(
-            "config.pbtxt: streaming needs `model_transaction_policy { decoupled: true }`"
-        )
     parameters = model_config.get("parameters") or {}
     # An empty value counts as not set.
     texts = {
