@@ -34,15 +34,6 @@ class Server:
         return AbandonedLoad(self.look, self.ended.append, period_s=0.01)
 
 
-def test_a_load_in_the_middle_of_which_the_server_gives_it_up(capfd: pytest.CaptureFixture[str]) -> None:
-    """The process ends with a reason, which does not go through the server: it would wait for what wrote it."""
-    server = Server(False, False, True)
-    with server.load():
-        wait_for(lambda: server.ended, "the end of the process")
-    assert server.ended[0] == 1
-    assert "the server has given this load up" in capfd.readouterr().err
-
-
 def test_a_load_that_ends_before_the_next_look() -> None:
     """There is a last look, or the two would wait for each other from here on."""
     server = Server(True)
@@ -109,10 +100,3 @@ def test_a_process_that_is_no_stub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not abandoned._waits_for_this_process()
     monkeypatch.setattr(Path, "readlink", lambda _: Path("/models/vllm/triton_python_backend_stub"))
     assert abandoned._waits_for_this_process()
-
-
-def test_a_server_that_is_gone() -> None:
-    """Nothing is known of it."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    assert not abandoned.waits(gone.pid, os.getpid())

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from types import SimpleNamespace
-
 import pytest
 
-from triton_vllm.startup import compilers, prepare
-from triton_vllm.startup.compilers import OWN, Compilers, choose, warm_up
+from triton_vllm.startup.compilers import OWN, Compilers, choose
 
 
 @pytest.fixture
@@ -64,37 +60,3 @@ def test_a_cpu_without_a_cpp_compiler_or_headers_runs_eagerly(prefix, tools, mon
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(prefix))  # Debian's interpreter without its -dev package
     (chosen,) = choose({}, tools("g++"), prefix, on_cpu=True).notes
     assert "no Python.h here" in chosen
-
-
-@pytest.fixture
-def own(prefix):
-    """A compiler of the environment that notes how it was called, and fails."""
-    file = prefix / "bin" / OWN
-    file.write_text(f'#!/bin/sh\nfor last; do :; done; test -f "$last" && echo "$*" > "{prefix}/asked"\nexit 1\n')
-    file.chmod(0o755)
-    return file
-
-
-def test_the_own_compiler_is_used_once_while_vllm_starts(own, prefix, tools, tmp_path, monkeypatch):
-    """As Triton's kernel compiler calls it, with its files in the process's own folder."""
-    threads = []
-    monkeypatch.setattr(compilers, "warm_up", lambda *given: threads.append(warm_up(*given)))
-    monkeypatch.setattr("triton_vllm.vllm_api.runs_on_cpu", lambda: False)
-    monkeypatch.setattr("os.environ", tools())
-    monkeypatch.setattr("sys.prefix", str(prefix))
-    log = SimpleNamespace(info=lambda _: None)
-    prepare._choose_compilers({}, log, None)
-    assert threads == []
-    monkeypatch.delitem(os.environ, "CC")
-    prepare._choose_compilers({}, log, SimpleNamespace(path=tmp_path))
-    threads[0].join()
-    assert (prefix / "asked").read_text().split()[:5] == ["-O3", "-shared", "-fPIC", "-o", str(tmp_path / "empty.so")]
-
-
-def test_a_compiler_that_is_missing_or_hangs_does_no_harm(own, tmp_path, monkeypatch):
-    """Triton's kernel compiler says what is wrong."""
-    monkeypatch.setattr(compilers, "_MOST_SECONDS", 0.1)
-    warm_up(str(tmp_path / "missing"), tmp_path).join()
-    own.write_text("#!/bin/sh\nexec sleep 600\n")
-    warm_up(str(own), tmp_path).join()
-    warm_up(str(own), tmp_path / "gone").join()

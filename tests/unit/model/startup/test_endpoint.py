@@ -94,11 +94,6 @@ def test_the_addresses_of_a_process_are_found(host, seen):
         pytest.skip(f"this machine has no {host}")
 
 
-def test_what_does_not_exist_listens_nowhere():
-    """The server may have just ended."""
-    assert listening(2**22 + 1) == []
-
-
 def test_an_answer_a_refusal_and_silence_differ(server, monkeypatch):
     """Only HTTP counts as an answer: the gRPC endpoint speaks another protocol."""
     assert is_answered(server.address) is True
@@ -205,34 +200,6 @@ def test_an_endpoint_that_is_too_busy_is_not_gone(server, monkeypatch):
     monkeypatch.setattr(module, "is_answered", lambda _: None)
     for _ in range(2 * REFUSALS):
         assert not endpoint.is_closing()
-
-
-def test_each_address_has_refusals_of_its_own(monkeypatch):
-    """Two accidents of two ports say nothing, and a port that never answers in time hides none."""
-    monkeypatch.setattr(module, "listening", lambda _: [A, B, C])
-    answers = {A: True, B: True, C: None}
-    monkeypatch.setattr(module, "is_answered", answers.get)
-    endpoint = HttpEndpoint(os.getpid())
-    assert not endpoint.is_closing()
-    answers[A] = False
-    assert not endpoint.is_closing()
-    answers.update({A: True, B: False})
-    assert not endpoint.is_closing()
-    assert endpoint.is_closing()
-
-
-def test_a_port_that_answers_late_is_found_at_the_next_look(monkeypatch):
-    """The server was busy at the first one, and may end before `SEARCH_S` have passed."""
-    monkeypatch.setattr(module, "listening", lambda _: [A, B])
-    answers = {A: True, B: None}
-    monkeypatch.setattr(module, "is_answered", answers.get)
-    clock = Clock()
-    endpoint = HttpEndpoint(os.getpid(), clock)
-    assert not endpoint.is_closing()
-    assert list(endpoint._refusals) == [A]
-    answers[B] = True
-    assert not endpoint.is_closing()
-    assert list(endpoint._refusals) == [A, B]
 
 
 def test_the_endpoint_is_searched_until_it_is_there():

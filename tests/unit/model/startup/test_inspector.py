@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import select
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,23 +75,6 @@ def _die() -> None:
     os._exit(7)
 
 
-def test_on_a_cpu_the_class_is_inspected_in_this_process(registry: ModuleType, answer: Path) -> None:
-    """As vLLM asks: a pickled function and the file for its answer."""
-    _replace(in_fork=False)
-    assert _ask(registry, os.getpid, answer) == b""
-    assert pickle.loads(answer.read_bytes()) == os.getpid()
-
-
-def test_for_a_gpu_a_fork_inspects_the_class(registry: ModuleType, answer: Path) -> None:
-    """The answer is the fork's, and nothing of it is left."""
-    _replace(in_fork=True)
-    for name in ("one", "two"):
-        assert _ask(registry, os.getpid, answer.with_name(name)) == b""
-    forks = [pickle.loads(answer.with_name(name).read_bytes()) for name in ("one", "two")]
-    assert len({*forks, os.getpid()}) == 3
-    assert not [pid for pid in forks if Path(f"/proc/{pid}").exists()]
-
-
 @pytest.mark.parametrize("function", [_fail, _hang, _die])
 def test_a_fork_that_fails_is_made_up_for(
     registry: ModuleType, answer: Path, function: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capfd: Any
@@ -142,40 +124,3 @@ def test_where_vllm_would_not_fork_nothing_is_forked(
     log = _replace(in_fork=True)
     assert _ask(registry, os.getpid, answer) == _OWN
     assert log.warnings == []
-
-
-def test_an_error_of_the_class_reaches_vllm(registry: ModuleType, answer: Path) -> None:
-    """It reports an error in this process as one of its own process."""
-    _replace(in_fork=False)
-    with pytest.raises(ImportError, match="no such library"):
-        _ask(registry, _fail, answer)
-
-
-def test_any_other_call_is_vllms_own(registry: ModuleType) -> None:
-    """Another command, or other options."""
-    _replace(in_fork=True)
-    assert registry.subprocess.run(_command("print(7)"), input=b"", capture_output=True).stdout == b"7\n"
-    done = registry.subprocess.run(_command(), input=b"one", stdout=subprocess.PIPE, check=True)
-    assert done.stdout.strip() == _OWN
-
-
-def test_another_question_is_left_alone(registry: Any) -> None:
-    """A registry that runs another command, or that names none, keeps the module `subprocess`."""
-    registry._SUBPROCESS_COMMAND = _command("print('another')")
-    _replace(in_fork=True)
-    assert registry.subprocess is subprocess
-    del registry._SUBPROCESS_COMMAND
-    _replace(in_fork=True)
-    assert registry.subprocess is subprocess
-
-
-def test_a_vllm_without_such_a_module_is_left_alone() -> None:
-    """A vLLM that has moved the module loads as before."""
-    inspector.replace_inspection(FakeLog(), in_fork=True, registry="vllm_of_the_future.registry")
-
-
-def test_the_rest_of_subprocess_is_there(registry: ModuleType) -> None:
-    """What else the registry takes from the module is the module's."""
-    _replace(in_fork=True)
-    assert registry.subprocess.PIPE == subprocess.PIPE
-    assert registry.subprocess.CalledProcessError is subprocess.CalledProcessError

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from support.patience import LIMIT
 from triton_vllm.startup.progress import Progress
 
@@ -37,11 +35,3 @@ def test_the_phase_is_repeated_until_the_load_has_ended():
     assert log.lines[0] == "importing vLLM"
     assert all(line.startswith("still importing vLLM (") for line in log.lines[1:])
     assert len(log.lines) == count
-
-
-def test_a_failed_load_ends_the_thread():
-    """Else it would repeat the phase for ever."""
-    progress = Progress(Log(), period_s=3600)
-    with pytest.raises(RuntimeError), progress:
-        raise RuntimeError
-    assert not progress._thread.is_alive()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from multiprocessing.shared_memory import SharedMemory
@@ -136,21 +135,6 @@ def test_memory_that_another_process_still_uses_stays_until_that_one_has_ended(h
     assert folders(home) == []
 
 
-def test_memory_that_triton_names_in_the_command_line_is_noted(home, monkeypatch):
-    """It is there before the process begins."""
-    memory = SharedMemory(create=True, size=4096)
-    try:
-        read = Path.read_bytes
-        given = f"stub\0{memory.name}\0".encode()
-        monkeypatch.setattr(Path, "read_bytes", lambda path: given if path.name == "cmdline" else read(path))
-        made = RunFolder(home)
-        assert memory.name in json.loads((made.path / "memory").read_text())["names"]
-        made.remove()
-    finally:
-        memory.close()
-        memory.unlink()
-
-
 def test_memory_that_processes_of_another_container_may_use_stays(holder, home):
     """They cannot be seen from here; the folder's lock shows that its own process has ended."""
     (folder,) = folders(home)
@@ -192,13 +176,6 @@ def test_a_link_is_not_followed(home):
     sweep(home)
     assert link.is_symlink()
     assert (folder / "memory").exists()
-
-
-def test_a_note_that_cannot_be_written_is_no_failure(home):
-    """The disk is full, or somebody has removed the folder."""
-    made = RunFolder(home)
-    shutil.rmtree(made.path)
-    made.note_memory()
 
 
 def test_a_folder_is_locked_and_private_until_it_is_removed(home):

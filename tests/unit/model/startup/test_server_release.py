@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -64,14 +63,3 @@ def test_the_packager_knows_the_same_releases():
             except VllmEnvError:
                 continue
             assert release_of(version) == known
-
-
-@pytest.mark.parametrize("text", ["", "3.1.0", "unknown", "24.10"])
-def test_what_is_no_version_is_no_release(text):
-    """It is not known then."""
-    assert release_of(text) == ""
-
-
-def test_a_root_is_looked_for_where_the_packager_does():
-    """/opt/tritonserver, in a container."""
-    assert Path("/opt/tritonserver") == module.CONTAINER_ROOT

@@ -12,7 +12,6 @@ import pytest
 
 from support.fake_log import FakeLog
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.startup import toolkit
 from triton_vllm.startup.toolkit import SWITCHES, has_toolkit, refuse, switch_off
 
 SAMPLER, DEEP_GEMM, ALL_REDUCE = NAMES = tuple(switch.variable for switch in SWITCHES)
@@ -142,15 +141,6 @@ def test_a_chosen_backend_that_cannot_be_compiled_is_refused(named, packages, ho
     refuse(arguments, host(CUDA_HOME="/none"), "args.json")
 
 
-NO_OBJECT = {"attention_config": "no JSON", "speculative_config": "[1]"}
-
-
-@pytest.mark.parametrize("arguments", [{}, {"attention_backend": "FLASH_ATTN"}, {"attention_config": None}, NO_OBJECT])
-def test_other_backends_are_left_to_vllm(arguments, packages, host):
-    """So is what is no object."""
-    refuse(arguments, host(), "args.json")
-
-
 LOAD = """
 import json, sys
 from support import fake_triton
@@ -181,8 +171,3 @@ def test_vllm_sees_the_variables_when_it_is_imported(own, packages, host, tmp_pa
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     expected = {**dict.fromkeys(NAMES, "0"), TRITON: f"{tmp_path}/.cache/vllm/triton", **own}
     assert done.stderr.splitlines()[-1:] == [" ".join(expected.values())]
-
-
-def test_every_entry_says_all_that_the_table_is_for():
-    """No field is empty, and `toolkit.SWITCHES` is all there is."""
-    assert [name for switch in toolkit.SWITCHES for name, value in vars(switch).items() if value == ""] == []

@@ -12,7 +12,7 @@ import pytest
 
 from support.fake_log import FakeLog
 from triton_vllm.startup import warm_cache
-from triton_vllm.startup.warm_cache import Record, current, device_names, misfit, read, relocate, use, vllm_version
+from triton_vllm.startup.warm_cache import current, device_names, misfit, read, relocate, use
 
 OLD = "/build/models/vllm/.vllm_env.staging-1/vllm_cache"
 
@@ -62,13 +62,6 @@ def content(folder):
     return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
 
 
-def test_without_caches_nothing_is_set_or_said(model, environment, said):
-    """A model that was never warmed starts as it always did."""
-    before = dict(environment)
-    use(model, environment, said)
-    assert (environment, said.infos, said.warnings) == (before, [], [])
-
-
 def test_a_warm_run_fills_the_folder_that_it_is_told(model, environment, said, tmp_path):
     """Even over the operator's folders: what vLLM caches elsewhere would be missing later. The record says for what."""
     environment |= {warm_cache.WARM: str(tmp_path / "new"), "VLLM_CACHE_ROOT": "/mine", "TRITON_CACHE_DIR": "/mine"}
@@ -97,18 +90,6 @@ def test_caches_that_fit_are_used_through_a_private_copy(filled, model, environm
     (root / "modelinfos" / "new.json").write_text("what vLLM adds")
     assert content(filled) == before
     assert (len(said.infos), said.warnings) == (1, [])
-
-
-def test_a_later_start_finds_what_the_first_one_added(filled, model, environment):
-    """The copy is made once, also by models that start at the same time; new caches get a copy of their own."""
-    use(model, first := dict(environment), FakeLog())
-    Path(first["VLLM_CACHE_ROOT"], "added").write_text("x")
-    use(model, second := dict(environment), FakeLog())
-    assert Path(second["VLLM_CACHE_ROOT"], "added").exists()
-    change(filled, made_at="later")
-    use(model, third := dict(environment), FakeLog())
-    assert third["VLLM_CACHE_ROOT"] != first["VLLM_CACHE_ROOT"]
-    assert len(list(Path(first["VLLM_CACHE_ROOT"]).parent.iterdir())) == 2  # no staging folder is left
 
 
 def test_a_read_only_repository_is_copied_into_folders_that_can_be_written(filled, model, environment, said):
@@ -228,20 +209,3 @@ def test_gpus_are_named_once_each_and_else_the_processor(tmp_path, monkeypatch):
     assert device_names() == ("NVIDIA H200", "NVIDIA L4")
     monkeypatch.setattr(warm_cache, "_GPUS", tmp_path / "none")
     assert device_names() == ("Xeon",)
-
-
-def test_the_version_is_read_without_an_import(tmp_path, monkeypatch):
-    """From the file that vLLM's wheels carry; a vLLM that cannot be imported here has a version all the same."""
-    package = tmp_path / "vllm"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    (package / "_version.py").write_text("version: str\n__version__: str\n\n__version__ = version = '0.22.1'\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert vllm_version() == "0.22.1"
-
-
-def test_a_record_of_two_devices_reads_as_it_was_written(tmp_path):
-    """JSON has no tuples; a record that came back otherwise would never fit."""
-    record = Record("e", "v", ("a", "b"), "x", "/r", "now")
-    (tmp_path / "warm.json").write_text(json.dumps(dataclasses.asdict(record)))
-    assert read(tmp_path) == record
