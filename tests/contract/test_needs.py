@@ -10,8 +10,8 @@ from api_contract import adapter, needs
 from contract.unlisted import unlisted
 from triton_vllm.request.sampling import USUAL_TOKENS
 from triton_vllm.startup.toolkit import SWITCHES
+from triton_vllm.vllm_api.names import OPTIONAL_PLACES, PLACES
 from triton_vllm.vllm_api.openai import SERVER_PLACES
-from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES
 
 pytestmark = pytest.mark.long
 
@@ -69,7 +69,7 @@ def test_what_is_not_listed_is_named(copy):
 
 def test_a_name_of_unknown_age_is_named(copy):
     """A name that only some versions have must say since when it is required."""
-    path = copy / "triton_vllm" / "vllm_api" / "parts.py"
+    path = copy / "triton_vllm" / "vllm_api" / "names.py"
     text = path.read_text("utf-8")
     path.write_text(text.replace('    "ChatParams": (', '    "Parser": ("vllm.parser",),\n    "ChatParams": ('), "utf-8")
     assert unlisted(adapter.read(copy), copy) == ["needs.SINCE: Parser"]

@@ -15,7 +15,7 @@ from support.patience import wait_for
 from support.reference import kept
 from support.serving import CPU_ARGUMENTS
 from support.triton_client import post
-from triton_vllm.base.dialect import COUNTERS, HISTOGRAMS
+from triton_vllm.base.dialect import HISTOGRAMS, OFFICIAL_COUNTERS
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_official_buckets_are_among_vllms(triton_metrics: Metrics) -> None:
         assert set(bounds) <= found or not found
     assert sum(name in names for name in HISTOGRAMS) >= len(HISTOGRAMS) - 1  # one has two names, an older and a newer one
     families = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in triton_metrics.names("vllm:")}
-    assert len(families) > 3 * len({*COUNTERS, *(name for name, _ in HISTOGRAMS.values())})
+    assert len(families) > 3 * len({*OFFICIAL_COUNTERS, *(name for name, _ in HISTOGRAMS.values())})
 
 
 def test_metrics_leave_with_the_model_and_come_back_with_it(first_start: FirstStart, reloaded: Reloaded) -> None:

@@ -15,7 +15,7 @@ fake_triton.install()  # what is imported next needs Triton's module
 
 from hostile.corpus import CORPUS, Case  # noqa: E402
 from support.gates import admit, open_gate  # noqa: E402
-from triton_vllm.base.errors import LONGEST  # noqa: E402
+from triton_vllm.base.errors import LONGEST_TEXT  # noqa: E402
 from triton_vllm.request.admit import Admission, Policy  # noqa: E402
 from triton_vllm.vllm_api import Facts  # noqa: E402
 
@@ -58,5 +58,5 @@ def test_what_is_too_much_is_refused_without_vllm(case: Case) -> None:
     assert job is None
     assert case.expected in error.message
     assert error.code in ("INVALID_ARG", "UNSUPPORTED")
-    assert 0 < len(error.message) <= LONGEST
+    assert 0 < len(error.message) <= LONGEST_TEXT
     assert not [word for word in INTERNALS if word in error.message]

@@ -47,9 +47,9 @@ def read(folder: Path = VERSION_FOLDER) -> Needs:
     """Return the adapter's needs, read from a version folder of the model."""
     package = folder / "triton_vllm"
     # 1) Names and their modules
-    parts = package / "vllm_api" / "parts.py"
-    required = _literal(parts, "PLACES")
-    places = required | _literal(parts, "OPTIONAL_PLACES")
+    names = package / "vllm_api" / "names.py"
+    required = _literal(names, "PLACES")
+    places = required | _literal(names, "OPTIONAL_PLACES")
     places |= _literal(package / "vllm_api" / "openai.py", "SERVER_PLACES")
     since = {**needs.SINCE, **dict.fromkeys(required, needs.OLDEST)}
     # 2) Classes and their members; what `needs` states of a member comes last and counts

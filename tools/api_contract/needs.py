@@ -46,7 +46,7 @@ def _fields(*names: str, since: str = OLDEST) -> dict[str, Member]:
     return {name: Member(since=since) for name in names}
 
 
-# Optional name (`vllm_api.parts.OPTIONAL_PLACES`) -> the first version that must have it.
+# Optional name (`vllm_api.names.OPTIONAL_PLACES`) -> the first version that must have it.
 SINCE: Mapping[str, str] = {
     "parse_model_prompt": "0.20",
     "VLLMClientError": "0.28",

@@ -79,7 +79,7 @@ def test_eviction_leaves_a_running_servers_caches(
     monkeypatch.setattr("vllm_env.serve.leftovers._servers", lambda: [(os.getuid(), 0.0)] if serves else [])
     monkeypatch.setattr(Cache, "evict", partialmethod(Cache.evict, limit=1_500_000))
     (tmp_path / "vllm_cache").mkdir()
-    (tmp_path / "vllm_cache" / warm_cache.RECORD).write_bytes(b"x" * 1_000_000)
+    (tmp_path / "vllm_cache" / warm_cache.RECORD_NAME).write_bytes(b"x" * 1_000_000)
     copy = warm_cache.private_copy(tmp_path / "vllm_cache", warm_cache.Record("", "", (), ""), os.environ)
     workspace = workspace_in(default_root())
     prefix = workspace.cache.path("prefixes", "newer")

@@ -160,7 +160,7 @@ class Service:
         """Ask the server to unload the model, unless its engine is started again."""
         if self._restarts:
             return
-        self._log.error(official.UNLOADING)
+        self._log.error(official.UNHEALTHY_LINE)
         try:
             triton.unload(self._name)
         # The request that has found the engine dead must still get its error.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triton_vllm.base.errors import LONGEST, InvalidRequestError, UnavailableError
+from triton_vllm.base.errors import LONGEST_TEXT, InvalidRequestError, UnavailableError
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_paths_and_addresses_are_left_out(text, shown):
 def test_a_long_text_is_cut():
     """vLLM repeats what it was given, however long that is."""
     text = str(UnavailableError("x" * 50_000_000))
-    assert len(text) == LONGEST
+    assert len(text) == LONGEST_TEXT
     assert text.endswith("x...")
-    assert str(UnavailableError("y" * LONGEST)) == "y" * LONGEST
+    assert str(UnavailableError("y" * LONGEST_TEXT)) == "y" * LONGEST_TEXT

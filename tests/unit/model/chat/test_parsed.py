@@ -118,7 +118,7 @@ class SlowReader(Reader):
 
 def test_a_slow_parser_reads_what_has_queued_up_at_once():
     """Else it would fall behind for good, and with it all streams of its thread."""
-    slow = Slow(parsed.READ_S * 0.7)
+    slow = Slow(parsed.READ_TURN_S * 0.7)
     assembler = assembler_of(Wants(finish_reason=True), 1, slow, slow)
     found = built(assembler, *(output(text) for text in "abcd"), output("e", reason="stop"))
     assert found["text_output"] == [b"abcde"]

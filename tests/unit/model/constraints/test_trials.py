@@ -181,11 +181,11 @@ def test_a_worker_that_could_not_start_this_time_is_started_the_next_time(trials
     """It was killed or too slow: the client may try again, and no constraint goes to vLLM untried."""
     script, slow = module.SCRIPT, tmp_path / "slow.py"
     slow.write_text(reason)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(module, "ENDS_S", 10.0 if reason == LATE else 0.1)
+    monkeypatch.setattr(module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(module, "WORKER_ENDS_S", 10.0 if reason == LATE else 0.1)
     monkeypatch.setattr(module, "SCRIPT", slow)
     assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
-    monkeypatch.setattr(module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(module, "ANSWER_S", 60.0)
     monkeypatch.setattr(module, "SCRIPT", script)
     assert isinstance(tried(trials, "compile spins")[0], InvalidRequestError)
 

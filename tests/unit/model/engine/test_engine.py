@@ -23,7 +23,7 @@ from support.engine_parts import (
 from support.fake_reply import fake_job as job
 from support.patience import wait_for
 from triton_vllm.base.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
-from triton_vllm.vllm_api.refusals import FAILED, RETRY
+from triton_vllm.vllm_api.refusals import REQUEST_FAILED, REQUEST_MAY_SUCCEED
 
 
 def test_outputs_come_in_order_and_end_with_the_finished_one(started):
@@ -134,8 +134,8 @@ def test_a_failed_output_handler_is_nobodys_fault(started):
             RefusalError("Invalid structured outputs: no such type"),
             InvalidRequestError("Invalid structured outputs: no such type"),
         ),
-        (PassingError("Generation is paused."), UnavailableError(RETRY)),
-        (FailureError("Internal server error"), InternalError(FAILED)),
+        (PassingError("Generation is paused."), UnavailableError(REQUEST_MAY_SUCCEED)),
+        (FailureError("Internal server error"), InternalError(REQUEST_FAILED)),
     ],
 )
 @pytest.mark.parametrize("early", [True, False])

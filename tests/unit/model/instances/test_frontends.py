@@ -33,7 +33,7 @@ def made(monkeypatch):
     monkeypatch.setattr(vllm_api, "launch", lambda *_: (SimpleNamespace(), None))
     monkeypatch.setattr(vllm_api, "connect", lambda *_: SimpleNamespace())
     monkeypatch.setattr(vllm_api, "lacking", lambda vllm: "")
-    monkeypatch.setattr(frontends, "PERIOD_S", 0.001)
+    monkeypatch.setattr(frontends, "LOOK_PERIOD_S", 0.001)
     with tempfile.TemporaryDirectory(prefix="vllm_env_test_") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         instances = [Frontends(own, Rendezvous.join(own), Log()) for own in (Seat(index, 2, "k") for index in range(2))]
@@ -61,7 +61,7 @@ def test_an_engine_that_hangs_for_one_is_given_up_by_all(made):
 
 def test_an_instance_without_a_first_one_does_not_wait_for_ever(made, monkeypatch):
     """Triton may add an instance that finds no load to join."""
-    monkeypatch.setattr(frontends, "FIRST_S", 0.0)
+    monkeypatch.setattr(frontends, "FIRST_INSTANCE_S", 0.0)
     own = Seat(1, 2, "another")
     alone = Frontends(own, Rendezvous.join(own), Log())
     alone.use(cast("Any", SimpleNamespace(version="1")), {}, 1)

@@ -13,7 +13,7 @@ import pytest
 from support.adapters import Folders, Llm, read
 from triton_vllm.base.errors import DEAD, InvalidRequestError, UnavailableError
 from triton_vllm.lora import store
-from triton_vllm.lora.copies import SPARE
+from triton_vllm.lora.copies import SPARE_BYTES
 
 
 def test_an_adapter_is_loaded_once(folders):
@@ -83,7 +83,7 @@ def test_an_adapter_whose_folder_is_gone_is_refused(folders):
 
 def test_what_no_request_uses_makes_room(folders, monkeypatch):
     """If that is not enough, the refusal says how much space is missing."""
-    llm, room = Llm(), SPARE + 7  # bytes; an adapter has 7 or 8
+    llm, room = Llm(), SPARE_BYTES + 7  # bytes; an adapter has 7 or 8
     monkeypatch.setattr(
         shutil, "disk_usage", lambda folder: SimpleNamespace(free=room - sum(p.stat().st_size for p in Path(folder).glob("*/*")))
     )

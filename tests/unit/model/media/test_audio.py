@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from triton_vllm.base.limits import Limits
-from triton_vllm.media.audio import MEGABYTES, SECONDS, UNBOUNDED, limit
+from triton_vllm.media.audio import MEGABYTES_VARIABLE, SECONDS_VARIABLE, UNBOUNDED, limit
 
-BOTH = {SECONDS, MEGABYTES}
+BOTH = {SECONDS_VARIABLE, MEGABYTES_VARIABLE}
 
 
 @pytest.mark.parametrize(
@@ -22,18 +22,18 @@ def test_each_limit_has_its_variable(limits, seconds, megabytes):
     """In whole megabytes, upwards; no limit is a large one, for vLLM takes 0 as nothing allowed."""
     environ: dict[str, str] = {}
     limit(limits, BOTH, environ)
-    assert environ == {SECONDS: seconds, MEGABYTES: megabytes}
+    assert environ == {SECONDS_VARIABLE: seconds, MEGABYTES_VARIABLE: megabytes}
 
 
 def test_what_the_operator_has_set_stays():
     """Also where it allows more."""
-    environ = {SECONDS: "3600", MEGABYTES: "1"}
+    environ = {SECONDS_VARIABLE: "3600", MEGABYTES_VARIABLE: "1"}
     limit(Limits(), BOTH, environ)
-    assert environ == {SECONDS: "3600", MEGABYTES: "1"}
+    assert environ == {SECONDS_VARIABLE: "3600", MEGABYTES_VARIABLE: "1"}
 
 
 def test_a_vllm_gets_only_variables_that_it_knows():
     """Others it would warn of, or refuse."""
     environ: dict[str, str] = {}
-    limit(Limits(), {SECONDS, "VLLM_OTHER"}, environ)
-    assert set(environ) == {SECONDS}
+    limit(Limits(), {SECONDS_VARIABLE, "VLLM_OTHER"}, environ)
+    assert set(environ) == {SECONDS_VARIABLE}

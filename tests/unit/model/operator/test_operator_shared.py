@@ -70,7 +70,7 @@ class Instance:
 
 @pytest.fixture
 async def pair(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "LOOK_S", 0.001)
+    monkeypatch.setattr(run, "LOOK_PERIOD_S", 0.001)
     llm, memories = Llm(), (bytearray(Counts.size(2)), bytearray(SleepState.size(2)))
     return [Instance(llm, index, memories, tmp_path / "operator") for index in range(2)]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support import fake_vllm
 from support.fuzz import SAMPLING
 from triton_vllm import vllm_api
-from triton_vllm.base.errors import LONGEST, AdapterError
+from triton_vllm.base.errors import LONGEST_TEXT, AdapterError
 from triton_vllm.call import GenerateRequest
 from triton_vllm.pooling.embedding import EmbedRequest
 from triton_vllm.request.contract import INPUTS
@@ -71,7 +71,7 @@ def outcome(make: Callable[[], Any]) -> Any:
 def test_a_request_or_a_short_refusal(inputs, parameters, timeout):
     """No other exception, for that would be told as a fault of the server and fill its log."""
     found = outcome(lambda: parse(inputs, parameters, timeout))
-    assert isinstance(found, GenerateRequest | EmbedRequest) or 0 < len(found) <= LONGEST
+    assert isinstance(found, GenerateRequest | EmbedRequest) or 0 < len(found) <= LONGEST_TEXT
 
 
 NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
@@ -88,4 +88,4 @@ def test_parameters_or_a_short_refusal(values):
     """The same for what the parser has let through."""
     schema = vllm_api.sampling_schema(VLLM)
     found = outcome(lambda: build(schema, values, stream=False))
-    assert isinstance(found, fake_vllm.SamplingParams) or 0 < len(found) <= LONGEST
+    assert isinstance(found, fake_vllm.SamplingParams) or 0 < len(found) <= LONGEST_TEXT

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.startup.cause import LONGEST, PATH_VARIABLE, Cause, first_exception, shared_memory_remedy
+from triton_vllm.startup.cause import LONGEST_CAUSE, PATH_VARIABLE, Cause, first_exception, shared_memory_remedy
 
 # as vLLM's own, which needs vLLM
 CONFIG = {
@@ -85,7 +85,7 @@ def test_the_cause_is_a_line_of_bounded_length():
     """Exceptions can carry a whole configuration; a log without a traceback has no cause."""
     text = "Traceback (most recent call last):\n  File x\n    raise y\ntorch.OutOfMemoryError: " + "x" * 5000 + "\nmore\n"
     assert first_exception(text).startswith("torch.OutOfMemoryError: xxx")
-    assert len(first_exception(text)) == LONGEST
+    assert len(first_exception(text)) == LONGEST_CAUSE
     assert first_exception("ValueError: not raised here") == ""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from triton_vllm.startup.compilers import OWN, Compilers, choose
+from triton_vllm.startup.compilers import OWN_COMPILER, Compilers, choose
 
 
 @pytest.fixture
 def prefix(tmp_path):
     """An environment with a compiler of its own."""
     (tmp_path / "env" / "bin").mkdir(parents=True)
-    (tmp_path / "env" / "bin" / OWN).touch()
+    (tmp_path / "env" / "bin" / OWN_COMPILER).touch()
     return tmp_path / "env"
 
 
@@ -33,7 +33,7 @@ def tools(tmp_path):
 def test_a_bare_gpu_container_gets_the_environments_compiler(prefix, tools):
     """Nothing is there: kernels are compiled with our own compiler, and the log says so."""
     chosen = choose({}, tools(), prefix, on_cpu=False)
-    assert chosen.variables == {"CC": str(prefix / "bin" / OWN)}
+    assert chosen.variables == {"CC": str(prefix / "bin" / OWN_COMPILER)}
     assert chosen.arguments == {}
     assert len(chosen.notes) == 1
 

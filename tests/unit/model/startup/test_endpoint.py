@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from triton_vllm.startup import endpoint as module
-from triton_vllm.startup.endpoint import EAGER_S, REFUSALS, SEARCH_S, HttpEndpoint, is_answered, listening
+from triton_vllm.startup.endpoint import (
+    EAGER_SEARCH_S,
+    REFUSALS_OF_CLOSING,
+    SEARCH_PERIOD_S,
+    HttpEndpoint,
+    is_answered,
+    listening,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +72,7 @@ def serving(host: str = "127.0.0.1") -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for an answer as long as it takes: this machine may be busy."""
-    monkeypatch.setattr(module, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 60.0)
 
 
 class Clock:
@@ -102,7 +109,7 @@ def test_an_answer_a_refusal_and_silence_differ(server, monkeypatch):
     server.answer = b""
     assert is_answered(server.address) is False
     server.answer = None
-    monkeypatch.setattr(module, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.1)
     assert is_answered(server.address) is None
 
 
@@ -116,11 +123,11 @@ def test_an_endpoint_that_has_answered_and_refuses_is_closing(server, monkeypatc
         assert not endpoint.is_closing()
     server.answer = None
     with monkeypatch.context() as soon:
-        soon.setattr(module, "TIMEOUT_S", 0.1)
+        soon.setattr(module, "ANSWER_TIMEOUT_S", 0.1)
         assert not endpoint.is_closing()
     server.answer = b""
     assert endpoint.is_closing()
-    for _ in range(REFUSALS - 1):
+    for _ in range(REFUSALS_OF_CLOSING - 1):
         assert endpoint.is_closing()
 
 
@@ -150,7 +157,7 @@ def test_refusals_of_a_port_that_others_have_joined_say_nothing(server, monkeypa
     assert not endpoint.is_closing()
     with joined(server), serving():
         monkeypatch.setattr(module, "is_answered", lambda address: address != server.address)
-        for _ in range(2 * REFUSALS):
+        for _ in range(2 * REFUSALS_OF_CLOSING):
             assert not endpoint.is_closing()
     assert not endpoint.is_closing()
     assert endpoint.is_closing()
@@ -175,7 +182,7 @@ def test_an_endpoint_that_is_gone_has_closed():
         http.listener.shutdown(socket.SHUT_RDWR)
         http.thread.join()
         http.listener.close()
-        for _ in range(REFUSALS - 1):
+        for _ in range(REFUSALS_OF_CLOSING - 1):
             assert not endpoint.is_closing()
         assert endpoint.is_closing()
 
@@ -188,7 +195,7 @@ def test_a_program_that_embeds_triton_may_end_its_endpoint_and_go_on():
         http.listener.shutdown(socket.SHUT_RDWR)
         http.thread.join()
         http.listener.close()
-        for _ in range(2 * REFUSALS):
+        for _ in range(2 * REFUSALS_OF_CLOSING):
             assert not endpoint.is_closing()
 
 
@@ -198,7 +205,7 @@ def test_an_endpoint_that_is_too_busy_is_not_gone(server, monkeypatch):
     endpoint = HttpEndpoint(os.getpid())
     assert not endpoint.is_closing()
     monkeypatch.setattr(module, "is_answered", lambda _: None)
-    for _ in range(2 * REFUSALS):
+    for _ in range(2 * REFUSALS_OF_CLOSING):
         assert not endpoint.is_closing()
 
 
@@ -214,16 +221,16 @@ def test_the_endpoint_is_searched_until_it_is_there():
     assert not endpoint.is_closing()
     endpoint._server = os.getpid()
     with serving() as late:
-        clock.now = EAGER_S
+        clock.now = EAGER_SEARCH_S
         assert endpoint.find()
         assert late.address in endpoint._refusals
     endpoint = HttpEndpoint(2**22 + 1, clock)
     assert not endpoint.find()
-    clock.now += EAGER_S
+    clock.now += EAGER_SEARCH_S
     assert not endpoint.find()
     endpoint._server = os.getpid()
     with serving() as late:
-        clock.now += SEARCH_S - 1
+        clock.now += SEARCH_PERIOD_S - 1
         assert not endpoint.find()
         assert endpoint._refusals == {}
         clock.now += 1

@@ -61,8 +61,8 @@ class Holder:
         assert self.process.stdout
         names = self.process.stdout.readline().decode().split()
         assert len(names) == 2
-        self.memory = [run_folder._MEMORY / name for name in names]
-        self.others = run_folder._MEMORY / others.name
+        self.memory = [run_folder._SHARED_MEMORY / name for name in names]
+        self.others = run_folder._SHARED_MEMORY / others.name
 
     def kill(self) -> None:
         """Kill it."""

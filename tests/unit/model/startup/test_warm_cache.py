@@ -36,7 +36,7 @@ def model(tmp_path):
 def filled(model):
     """The same with caches that a warm run filled, by the model's own code, in a staging folder that is gone."""
     warming = model / ".vllm_env.staging-1" / "vllm_cache"
-    use(model, {warm_cache.WARM: str(warming)}, FakeLog())
+    use(model, {warm_cache.WARM_VARIABLE: str(warming)}, FakeLog())
     (warming / "modelinfos").mkdir()
     (warming / "modelinfos" / "opt.json").write_text("{}")
     warming.rename(model / "vllm_cache")
@@ -64,7 +64,7 @@ def content(folder):
 
 def test_a_warm_run_fills_the_folder_that_it_is_told(model, environment, said, tmp_path):
     """Even over the operator's folders: what vLLM caches elsewhere would be missing later. The record says for what."""
-    environment |= {warm_cache.WARM: str(tmp_path / "new"), "VLLM_CACHE_ROOT": "/mine", "TRITON_CACHE_DIR": "/mine"}
+    environment |= {warm_cache.WARM_VARIABLE: str(tmp_path / "new"), "VLLM_CACHE_ROOT": "/mine", "TRITON_CACHE_DIR": "/mine"}
     use(model, environment, said)
     root = str(tmp_path / "new")
     expected = {
@@ -204,8 +204,8 @@ def test_gpus_are_named_once_each_and_else_the_processor(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 11\n")
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Xeon\nprocessor\t: 1\nmodel name\t: Xeon\n")
-    monkeypatch.setattr(warm_cache, "_CPU", tmp_path / "cpuinfo")
-    monkeypatch.setattr(warm_cache, "_GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(warm_cache, "_CPU_FILE", tmp_path / "cpuinfo")
+    monkeypatch.setattr(warm_cache, "_GPUS_FOLDER", tmp_path / "gpus")
     assert device_names() == ("NVIDIA H200", "NVIDIA L4")
-    monkeypatch.setattr(warm_cache, "_GPUS", tmp_path / "none")
+    monkeypatch.setattr(warm_cache, "_GPUS_FOLDER", tmp_path / "none")
     assert device_names() == ("Xeon",)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from triton_vllm import vllm_api
-from triton_vllm.vllm_api import parts
+from triton_vllm.vllm_api import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def test_a_name_that_is_not_found_is_an_error_only_if_it_is_required():
     """The error names the places and the supported versions."""
-    assert parts._find("gone", ("json",), required=False) is None
+    assert names._find("gone", ("json",), required=False) is None
     with pytest.raises(ImportError, match=r"no gone in json or pickle; vLLM 0\.11 to"):
-        parts._find("gone", ("json", "pickle"))
+        names._find("gone", ("json", "pickle"))
 
 
 @dataclasses.dataclass

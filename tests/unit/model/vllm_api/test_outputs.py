@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from triton_vllm.vllm_api import outputs as outputs_
-from triton_vllm.vllm_api.outputs import PACKED_FROM, SLICE, deliver_fairly
-from triton_vllm.vllm_api.outputs import STEPS as FIRST
+from triton_vllm.vllm_api.outputs import PACKED_FROM_OUTPUTS, SLICE_OUTPUTS, deliver_fairly
+from triton_vllm.vllm_api.outputs import STEPS_IN_A_ROW as FIRST
 
 MANY = [f"dear {number}" for number in range(40)]
 STEPS = 20
@@ -35,11 +35,11 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def packed_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Set how many held outputs are not packed."""
-    monkeypatch.setattr(outputs_, "PACKED_FROM", request.param)
+    monkeypatch.setattr(outputs_, "PACKED_FROM_OUTPUTS", request.param)
     return request.param
 
 
-with_packed = pytest.mark.parametrize("packed_from", [0, 100, PACKED_FROM], indirect=True)
+with_packed = pytest.mark.parametrize("packed_from", [0, 100, PACKED_FROM_OUTPUTS], indirect=True)
 
 
 @dataclass
@@ -121,8 +121,8 @@ async def test_outputs_without_log_probabilities_go_first(packed_from):
     client.arrive(step(STEPS, "other", dear=[]))
     seen = await client.take_all(STEPS * len(MANY) + 1)
     before = [len(message.outputs) for message in seen[: next(i for i, m in enumerate(seen) if numbers([m], "other"))]]
-    assert sum(before) <= SLICE * (1 + STEPS // FIRST)
-    assert max(before) <= SLICE
+    assert sum(before) <= SLICE_OUTPUTS * (1 + STEPS // FIRST)
+    assert max(before) <= SLICE_OUTPUTS
 
 
 @with_packed
@@ -135,7 +135,7 @@ async def test_a_new_request_with_log_probabilities_waits_for_one_output_of_each
     messages: list[Message] = []
     while not numbers(messages, "new"):
         messages.append(await client.take())
-    assert sum(len(message.outputs) for message in messages) <= len(MANY) + 2 * SLICE
+    assert sum(len(message.outputs) for message in messages) <= len(MANY) + 2 * SLICE_OUTPUTS
 
 
 @pytest.mark.parametrize("packed_from", [len(MANY)], indirect=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from triton_vllm.vllm_api import platform
-from triton_vllm.vllm_api.platform import THREADS
+from triton_vllm.vllm_api.platform import THREADS_VARIABLE
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
@@ -21,7 +21,7 @@ def test_only_a_cpu_goes_on_without_a_compiler(monkeypatch, on_cpu):
 
 @pytest.mark.parametrize(
     ("old", "on_cpu", "given", "threads"),
-    [(True, False, {}, 1), (True, False, {THREADS: "4"}, None), (True, True, {}, None), (False, False, {}, None)],
+    [(True, False, {}, 1), (True, False, {THREADS_VARIABLE: "4"}, None), (True, True, {}, None), (False, False, {}, None)],
     ids=["old", "chosen", "CPU", "new"],
 )
 def test_an_old_vllm_computes_with_one_thread_on_a_gpu(monkeypatch, old, on_cpu, given, threads):
@@ -32,7 +32,7 @@ def test_an_old_vllm_computes_with_one_thread_on_a_gpu(monkeypatch, old, on_cpu,
     environment = dict(given)
     platform.limit_threads(SimpleNamespace(limits_threads=not old), environment)
     assert set_to == ([threads] if threads else [])
-    assert environment == ({THREADS: str(threads)} if threads else given)
+    assert environment == ({THREADS_VARIABLE: str(threads)} if threads else given)
 
 
 def nvml(*shares: int) -> SimpleNamespace:

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from triton_vllm.base.errors import DEAD, CancelledError, cut
-from triton_vllm.base.official import FAILED, NO_LORA
+from triton_vllm.base.official import FAILED_PREFIX, NO_LORA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
 NOT_FOUND = re.compile(r"LoRA (.*) is not supported, we currently support ", re.DOTALL)
-COUNTERS = frozenset({"vllm:prompt_tokens_total", "vllm:generation_tokens_total"})
+OFFICIAL_COUNTERS = frozenset({"vllm:prompt_tokens_total", "vllm:generation_tokens_total"})
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _LATENCY = (1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
@@ -94,14 +94,14 @@ class OfficialDialect(Dialect):
         if isinstance(error, CancelledError) or text == DEAD:
             return text, error.code
         # It looks up adapters first, so errors about them have no prefix.
-        if not text.startswith((FAILED, "LoRA ")):
-            text = cut(FAILED + text)
+        if not text.startswith((FAILED_PREFIX, "LoRA ")):
+            text = cut(FAILED_PREFIX + text)
         return text, "INTERNAL"
 
     def log_error(self, log: Log, text: str) -> None:
         """See ``Dialect``."""
         not_found = NOT_FOUND.match(text)
-        if text.startswith(FAILED):
+        if text.startswith(FAILED_PREFIX):
             log.error(f"[vllm] {text}")
         elif not_found:
             log.info(f"[vllm] LoRA {not_found[1]} not found.")
@@ -110,7 +110,7 @@ class OfficialDialect(Dialect):
 
     def metric_name(self, sample: str, labels: Mapping[str, str]) -> str | None:
         """See ``Dialect``."""
-        if sample in COUNTERS:
+        if sample in OFFICIAL_COUNTERS:
             return sample
         family, _, suffix = sample.rpartition("_")
         if family not in HISTOGRAMS:

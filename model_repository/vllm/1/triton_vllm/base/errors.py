@@ -15,7 +15,7 @@ import re
 from typing import ClassVar
 
 # vLLM's errors repeat their input, however long it is.
-LONGEST = 500
+LONGEST_TEXT = 500
 """The most characters of an error's text."""
 # Clients must not learn where the server's files and objects are.
 _PLACE = re.compile(r"(?<![\w:/.])/(?:[\w.+~-]+/)+[\w.+~-]*|\b0x[0-9a-fA-F]{6,}")
@@ -28,8 +28,8 @@ UNLOADING = "the model is being unloaded"
 
 
 def cut(text: str) -> str:
-    """Return an error's text, shortened to ``LONGEST`` characters."""
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    """Return an error's text, shortened to ``LONGEST_TEXT`` characters."""
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
 
 
 class AdapterError(Exception):

@@ -5,16 +5,16 @@ Its clients and log readers depend on them. docs/official_backend.md lists them.
 
 from __future__ import annotations
 
-NAME = "official"
+DIALECT_NAME = "official"
 """The value of COMPATIBILITY."""
 ARGUMENTS_NAME = "model.json"
 """The file with the engine arguments, in the version's directory."""
-FAILED = "Error generating stream: "
+FAILED_PREFIX = "Error generating stream: "
 """The prefix of the reason of each failed request."""
 NO_LORA = "LoRA feature is not enabled."
 CANCELLING = "[vllm] Cancelling the request"
 CANCELLED = "[vllm] Successfully cancelled the request"
-UNLOADING = "[vllm] Engine is not healthy and model will be unloaded"
+UNHEALTHY_LINE = "[vllm] Engine is not healthy and model will be unloaded"
 
 
 def pinned_line(kind: str, gpus: str, instance: str) -> str:

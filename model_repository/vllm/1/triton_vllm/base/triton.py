@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TRACE = ("traceparent", "tracestate")
 # W3C allows a `tracestate` to be cut to this length.
-LONGEST_HEADER = 512
+LONGEST_HEADER_CHARACTERS = 512
 """The most characters of a trace header."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 # For the responses of other threads, and for one step in which Triton's region grows.
@@ -92,7 +92,11 @@ def trace_headers(request: TritonRequest) -> dict[str, str]:
         return {}
     headers = {}
     for name, value in values.items():
-        if name.lower() in TRACE and isinstance(value, str) and len(value) <= LONGEST_HEADER:
+        if (
+            name.lower() in TRACE
+            and isinstance(value, str)
+            and len(value) <= LONGEST_HEADER_CHARACTERS
+        ):
             headers[name.lower()] = value
     return headers
 

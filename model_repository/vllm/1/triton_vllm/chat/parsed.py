@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # calls. A sender thread that fell behind would never catch up, and its other streams would wait.
 # After this time the rest of the outputs is read as one, which takes as long as a single output.
 # Doing that always would change the result: a "<think>" stays in the text.
-READ_S = 0.005
+READ_TURN_S = 0.005
 """For how many processor seconds the outputs of a response are read one by one."""
 _log = logging.getLogger(__name__)
 _noted: set[tuple[Any, ...]] = set()
@@ -58,7 +58,7 @@ class AnswerReader:
                 parts[part.index] += aligner.take(part) if aligner else [part]
         # 2) Read each completion.
         prompt = outputs[-1].prompt_token_ids
-        until = self._clock() + READ_S
+        until = self._clock() + READ_TURN_S
         return [self._read_all(i, own, prompt, until) for i, own in enumerate(parts)]
 
     def _read_all(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # The first name is ours. The second one is an option of vLLM's server, and not an argument of its
 # engine.
-TOOL = ("tool_parser", "tool_call_parser")
+TOOL_ARGUMENTS = ("tool_parser", "tool_call_parser")
 """The names under which the operator may give the parser of tool calls."""
 
 
@@ -29,13 +29,15 @@ def split(given: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], str]:
     Raises:
         ConfigError: the name is not a string, or there are two different names.
     """
-    names = {name: given[name] for name in TOOL if given.get(name) not in (None, "")}
+    names = {name: given[name] for name in TOOL_ARGUMENTS if given.get(name) not in (None, "")}
     for name, value in names.items():
         if not isinstance(value, str):
             raise ConfigError(f'{file}: {name} must be the name of a parser, such as "hermes"')
     if len(set(names.values())) > 1:
-        raise ConfigError(f"{file}: {TOOL[0]} and {TOOL[1]} differ, and mean the same: keep one")
-    others = {name: value for name, value in given.items() if name not in TOOL}
+        raise ConfigError(
+            f"{file}: {' and '.join(TOOL_ARGUMENTS)} differ, and mean the same: keep one"
+        )
+    others = {name: value for name, value in given.items() if name not in TOOL_ARGUMENTS}
     return others, next(iter(names.values()), "")
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.limits import Limits
 
-INPUTS = ("tools", "tool_choice", "chat_template_kwargs")
-CHOICES = ("none", "auto", "required")
-NAMED = '{"type": "function", "function": {"name": "…"}}'
+CHAT_INPUTS = ("tools", "tool_choice", "chat_template_kwargs")
+TOOL_CHOICES = ("none", "auto", "required")
+NAMED_TOOL = '{"type": "function", "function": {"name": "…"}}'
 _DATA = re.compile(r'"(?i:data):[^"]*|"data" *: *"[^"]*')
 """Matches a picture, audio or video in JSON."""
 _TEXT = "messages have, without pictures, audios and videos,"
@@ -143,19 +143,21 @@ def _choice(
 ) -> str | Mapping[str, Any] | None:
     """Return the tool choice, from a plain word or JSON."""
     # A word may come without the quotes that JSON would need.
-    choice = text if text in CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
+    choice = (
+        text if text in TOOL_CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
+    )
     if choice is None:
         return None
     if choice in ("auto", "required") and not tools:
         raise InvalidRequestError(
             f"tool_choice is {choice}, which needs tools, and the request has none"
         )
-    if choice in CHOICES:
+    if choice in TOOL_CHOICES:
         return str(choice)
     # A client may send further fields with the function. Only its name goes to vLLM.
     name = _function_name(choice)
     if name is None:
-        raise InvalidRequestError(f"tool_choice must be {', '.join(CHOICES)} or {NAMED}")
+        raise InvalidRequestError(f"tool_choice must be {', '.join(TOOL_CHOICES)} or {NAMED_TOOL}")
     known = [own for own in map(_function_name, tools) if own is not None]
     if name not in known:
         raise InvalidRequestError(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # An option of vLLM's server, and not an argument of its engine. Both APIs render chats.
-NAME = "chat_template"
+ARGUMENT_NAME = "chat_template"
 # vLLM's server tells templates from names of files by these.
 _JINJA = frozenset("{}\n")
 
@@ -43,12 +43,14 @@ def split(
     Raises:
         ConfigError: the argument is not a template or the name of a file with one.
     """
-    others = {name: value for name, value in given.items() if name != NAME}
-    value = given.get(NAME)
+    others = {name: value for name, value in given.items() if name != ARGUMENT_NAME}
+    value = given.get(ARGUMENT_NAME)
     if value in (None, ""):
         return others, ChatTemplate()
     if not isinstance(value, str):
-        raise ConfigError(f"{file}: {NAME} must be a template, or the name of a file with one")
+        raise ConfigError(
+            f"{file}: {ARGUMENT_NAME} must be a template, or the name of a file with one"
+        )
     text = value if _is_template(value, model_dir) else _read(model_dir / value, file)
     return others, ChatTemplate(value, text)
 
@@ -71,9 +73,9 @@ def _read(path: Path, file: str) -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{file}: {NAME}: the file {path} cannot be read: {error}; "
+            f"{file}: {ARGUMENT_NAME}: the file {path} cannot be read: {error}; "
             "give a path in the model's folder, an absolute path, or the template itself"
         ) from None
     if not _JINJA & set(text):
-        raise ConfigError(f"{file}: {NAME}: the file {path} has no template")
+        raise ConfigError(f"{file}: {ARGUMENT_NAME}: the file {path} has no template")
     return text

@@ -34,7 +34,7 @@ _BOUNDS = (
 _EBNF = re.compile(r"^(?:(?!#|//).)*?::=", re.MULTILINE)
 """Matches a rule of a grammar for xgrammar, outside comments."""
 # Counting on would cost time, and no limit is that large.
-MANY = 1 << 40
+MANY_REPETITIONS = 1 << 40
 """Sizes above this one are treated as equal to it."""
 
 
@@ -99,8 +99,8 @@ def expansion(pattern: str) -> tuple[int, int]:
     """Return the size of a regular expression.
 
     Returns:
-        Its length in characters with its repetitions written out, at most ``MANY``, and the depth
-        of its parentheses.
+        Its length in characters with its repetitions written out, at most ``MANY_REPETITIONS``, and
+        the depth of its parentheses.
     """
     sizes = [0]  # an entry for each open parenthesis
     last = 0  # the size of the part that a repetition would repeat
@@ -115,8 +115,8 @@ def expansion(pattern: str) -> tuple[int, int]:
             # The part has already been counted once.
             sizes[-1] += last * max(times - 1, 0)
             last *= max(times, 1)
-            if sizes[-1] > MANY:
-                return MANY, deepest
+            if sizes[-1] > MANY_REPETITIONS:
+                return MANY_REPETITIONS, deepest
             position = repeat.end()
         elif char == "(":
             sizes.append(0)
@@ -200,7 +200,7 @@ def _document(limits: Limits, value: Any, where: str) -> None:
             bound = node.get(name)
             if isinstance(bound, int | float):
                 # In Python, 1e999 in JSON becomes infinity, which int() refuses.
-                size = int(bound) if abs(bound) < MANY else MANY
+                size = int(bound) if abs(bound) < MANY_REPETITIONS else MANY_REPETITIONS
                 refuse_above(limits.max_constraint_repeats, size, f"{where} has a {name} of")
     refuse_above(limits.max_choices, choices, f"{where} has", "entries of enumerations")
 

@@ -34,25 +34,25 @@ COMPILERS: Mapping[str, tuple[str, str]] = {
 
 vLLM reads it in the event loop, and compiles it in EngineCore.
 """
-BEGINNING = 16
+BEGINNING_TOKENS = 16
 """How many tokens of an answer the vocabulary must be able to write."""
 # If a grammar can be read in many ways, each token takes long and delays all other requests. Often
 # that begins after a hundred tokens: xgrammar follows all ways to read the answer so far.
-TOKENS = 256
+TIMED_TOKENS = 256
 """How many tokens of an answer are timed."""
-TOKENS_S = 5.0
+TIMED_TOKENS_S = 5.0
 """After how many processor seconds no more tokens are timed."""
 # With 128,000 tokens in the vocabulary, usual schemas take 2 to 100 ms, and a grammar of SQL 300. A
 # busy machine may double that.
-MOST_S = 1.0
-"""The most processor seconds for ``BEGINNING`` tokens."""
-GROWN_S = 0.4
+BEGINNING_MOST_S = 1.0
+"""The most processor seconds for ``BEGINNING_TOKENS`` tokens."""
+GROWN_MOST_S = 0.4
 """The most processor seconds for them if some earlier ones took less than a quarter of it."""
-DONE = b"done"
+DONE_PREFIX = b"done"
 """The first bytes of each answer. Why a constraint cannot be used follows them, if it cannot."""
 # Some errors begin with a time and a place in xgrammar's sources.
 _PLACE = re.compile(r"^(?:\[[\d:]+\] )?(?:\S+\.(?:cc|h):\d+: )?")
-LONGEST = 400
+LONGEST_REFUSAL = 400
 """Characters of a refusal."""
 
 
@@ -70,13 +70,13 @@ def serve(control: socket.socket) -> None:
         with connection:
             if tokenizer is None:
                 tokenizer = xgrammar.TokenizerInfo.deserialize_json(_read(connection))
-                connection.sendall(DONE)
+                connection.sendall(DONE_PREFIX)
             elif os.fork() == 0:
                 # If this process exceeds its limits, it ends without an answer, and nothing else
                 # ends with it.
                 try:
                     refusal = _attempt(xgrammar, tokenizer, json.loads(_read(connection)))
-                    connection.sendall(DONE + refusal.encode(errors="replace"))
+                    connection.sendall(DONE_PREFIX + refusal.encode(errors="replace"))
                 finally:
                     os._exit(0)
 
@@ -108,7 +108,7 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> str:
         signal.setitimer(signal.ITIMER_PROF, task["compile_s"])
         compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=2)
         compiled = getattr(compiler, compile_)(*arguments)
-        signal.setitimer(signal.ITIMER_PROF, 2 * TOKENS_S)
+        signal.setitimer(signal.ITIMER_PROF, 2 * TIMED_TOKENS_S)
         _require_answer(xgrammar, tokenizer, compiled)
         _require_speed(xgrammar, tokenizer, compiled)
     # The classes of xgrammar's own errors.
@@ -131,7 +131,7 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> str:
 
 def _sentence(error: Exception) -> str:
     text = _PLACE.sub("", " ".join(str(error).split()))
-    return text[:LONGEST] or type(error).__name__
+    return text[:LONGEST_REFUSAL] or type(error).__name__
 
 
 def _arguments(xgrammar: Any, kind: str, text: str) -> tuple[Any, ...]:
@@ -158,7 +158,7 @@ def _require_answer(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
     """
     matcher = xgrammar.GrammarMatcher(compiled)
     mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
-    for count in range(BEGINNING):
+    for count in range(BEGINNING_TOKENS):
         matcher.fill_next_token_bitmask(mask, 0)
         allowed = _allowed(tokenizer, mask, stop=True)
         # Without stop tokens, a complete answer allows no token either.
@@ -180,9 +180,9 @@ def _require_speed(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
     matcher = xgrammar.GrammarMatcher(compiled)
     mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
     lot = random.Random(0)  # noqa: S311 - nobody gains by knowing it
-    end = time.process_time() + TOKENS_S
+    end = time.process_time() + TIMED_TOKENS_S
     least, spent = math.inf, 0.0
-    for count in range(1, TOKENS + 1):
+    for count in range(1, TIMED_TOKENS + 1):
         begin = time.process_time()
         if begin > end:
             return
@@ -196,12 +196,12 @@ def _require_speed(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
         begin = time.process_time()
         matcher.accept_token(token)
         spent += time.process_time() - begin
-        if spent > MOST_S or spent > max(GROWN_S, 4 * least):
+        if spent > BEGINNING_MOST_S or spent > max(GROWN_MOST_S, 4 * least):
             raise UnusableError(
                 f"takes too long for each token, after {count} tokens of an answer: "
                 "it may be read in too many ways"
             )
-        if count % BEGINNING == 0:
+        if count % BEGINNING_TOKENS == 0:
             least, spent = min(least, spent), 0.0
 
 

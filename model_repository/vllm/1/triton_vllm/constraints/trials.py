@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
-from triton_vllm.constraints.trial_process import DONE
+from triton_vllm.constraints.trial_process import DONE_PREFIX
 
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 
 READ_S = 0.25
 """The most processor seconds for reading a constraint, which vLLM does in the event loop."""
-MEMORY = 1 << 29
+MEMORY_BYTES = 1 << 29
 """The most bytes that compiling may take."""
 # One that takes long does not keep the others waiting.
-AT_ONCE = 2
+TRIALS_AT_ONCE = 2
 """How many constraints are tried at the same time."""
 # On a busy machine, a processor second takes several seconds.
-PATIENCE_S = 60.0
+ANSWER_S = 60.0
 """How many seconds of the clock to wait for an answer."""
 # The worker takes 300 MB, with CUDA 590 MB, because xgrammar imports torch.
-IDLE_S = 300.0
+WORKER_IDLE_S = 300.0
 """After how many seconds without a constraint the worker ends."""
 # Most requests of a service have the same few schemas.
-REMEMBERED = 1024
+REMEMBERED_CONSTRAINTS = 1024
 """How many constraints that passed are remembered, so that they are not tried again."""
 SCRIPT = Path(__file__).with_name("trial_process.py")
 # The worker forks, so it should have one thread. It needs no GPU.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-ENDS_S = 10.0
+WORKER_VARIABLES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+WORKER_ENDS_S = 10.0
 """After how many seconds a worker is killed if it does not end on request."""
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Trials:
     """
 
     def __init__(self) -> None:
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(TRIALS_AT_ONCE)
         self._worker: Worker | None = None
         self._starting = asyncio.Lock()
         self._possible = True
@@ -113,7 +113,7 @@ class Trials:
         if verdict.exceeds_limits:
             raise InvalidRequestError(
                 f"{where} takes more than {constraint.seconds} s or "
-                f"{MEMORY >> 20} MB to compile: make it smaller, "
+                f"{MEMORY_BYTES >> 20} MB to compile: make it smaller, "
                 "with fewer optional or nested parts"
             )
         if verdict.refusal and not await self._goes_to_guidance(llm, constraint):
@@ -121,7 +121,7 @@ class Trials:
             _log.warning("%s %s", where, verdict.refusal)
             raise InvalidRequestError(f"{where} {verdict.refusal}")
         self._passed[constraint] = None
-        if len(self._passed) > REMEMBERED:
+        if len(self._passed) > REMEMBERED_CONSTRAINTS:
             self._passed.popitem(last=False)
 
     async def _goes_to_guidance(self, llm: EngineClient, constraint: Constraint) -> bool:
@@ -154,7 +154,7 @@ class Trials:
         self._slots.release()
         self._under_way -= 1
         if not self._under_way:
-            self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_worker)
+            self._ending = asyncio.get_running_loop().call_later(WORKER_IDLE_S, self._end_worker)
 
     def _end_worker(self) -> None:
         worker = self._worker
@@ -209,7 +209,7 @@ class Worker:
         with theirs:
             command = [sys.executable, "-I", str(SCRIPT)]
             self._process = subprocess.Popen(
-                command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT}
+                command, stdin=theirs.fileno(), env={**os.environ, **WORKER_VARIABLES}
             )
         try:
             ready = self._ask(tokenizer) is not None
@@ -236,7 +236,7 @@ class Worker:
         task = {
             "kind": constraint.kind,
             "text": constraint.text,
-            "bytes": MEMORY,
+            "bytes": MEMORY_BYTES,
             "read_s": READ_S,
             "compile_s": constraint.seconds,
         }
@@ -255,7 +255,7 @@ class Worker:
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         try:
-            self._process.wait(ENDS_S)
+            self._process.wait(WORKER_ENDS_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -269,9 +269,9 @@ class Worker:
         with ours:
             with theirs:
                 socket.send_fds(self._control, [b"."], [theirs.fileno()])
-            ours.settimeout(PATIENCE_S)
+            ours.settimeout(ANSWER_S)
             ours.sendall(text.encode())
             ours.shutdown(socket.SHUT_WR)
             with ours.makefile("rb") as stream:
                 answer = stream.read()
-        return answer.removeprefix(DONE).decode() if answer.startswith(DONE) else None
+        return answer.removeprefix(DONE_PREFIX).decode() if answer.startswith(DONE_PREFIX) else None

@@ -13,7 +13,7 @@ from triton_vllm.base.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from triton_vllm.vllm_api.refusals import FAILED, RETRY
+from triton_vllm.vllm_api.refusals import REQUEST_FAILED, REQUEST_MAY_SUCCEED
 
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
@@ -55,9 +55,9 @@ class Translator:
         # Since 0.33, vLLM puts such an exception into the collector if EngineCore has not taken a
         # request: its grammar does not compile, or the engine sleeps.
         if isinstance(error, self._vllm.passing_failures):
-            return UnavailableError(RETRY)
+            return UnavailableError(REQUEST_MAY_SUCCEED)
         if isinstance(error, self._vllm.failures):
-            return InternalError(FAILED)
+            return InternalError(REQUEST_FAILED)
         if isinstance(error, (*self._vllm.refusals, *self._vllm.busy_errors)):
             return self.refusal(error)
         return None

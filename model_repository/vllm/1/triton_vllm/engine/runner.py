@@ -25,7 +25,7 @@ from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import ASLEEP, Operator
 from triton_vllm.pooling.gathering import Gathering
 from triton_vllm.vllm_api.minimum import bound_minimum
-from triton_vllm.vllm_api.refusals import FAILED, failure
+from triton_vllm.vllm_api.refusals import REQUEST_FAILED, failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -288,7 +288,7 @@ class Runner:
             gathering.take(number, item)
         except Exception as error:  # noqa: BLE001 - as in _take
             self._translator.note("an output was not taken", error)
-            self._abort(job, InternalError(FAILED))
+            self._abort(job, InternalError(REQUEST_FAILED))
 
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
@@ -316,7 +316,7 @@ class Runner:
             # It would end vLLM's output handler, and with it all other requests.
             self._translator.note("an output was not taken", error)
             with contextlib.suppress(Exception):
-                self._abort(job, InternalError(FAILED))
+                self._abort(job, InternalError(REQUEST_FAILED))
 
     def _finish(self, job: Job, last: Item) -> None:
         if job.ended:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 SLEEP_GAUGE = "vllm:engine_sleep_state"
 """vLLM's gauge of whether the engine sleeps."""
-PERIOD_S = 0.2
+LOOK_PERIOD_S = 0.2
 """Seconds between two looks for an engine to connect to."""
-FIRST_S = 120.0
+FIRST_INSTANCE_S = 120.0
 """How many seconds an instance waits for the first one of its load.
 
 Triton starts both at the same time.
@@ -151,7 +151,7 @@ class Frontends(Source):
         Raises:
             Exception: vLLM's own exception; ConfigError if the leading instance has failed.
         """
-        until = time.monotonic() + FIRST_S
+        until = time.monotonic() + FIRST_INSTANCE_S
         while True:
             # Only an instance that has had an engine may take the lead. At first, instance 0 leads.
             if self.leads or (self._engine and self._meeting.lead()):
@@ -162,7 +162,7 @@ class Frontends(Source):
                 return self._noting(await _called(in_thread, partial(self._connect, address)))
             if not self._engine:
                 self._require_first(until)
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(LOOK_PERIOD_S)
 
     def _require_first(self, until: float) -> None:
         reason = self._meeting.failure()

@@ -44,8 +44,8 @@ from triton_vllm.base.processes import process_space, start_time
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_NAME = "vllm_env_frontends_"
-LONGEST_ADDRESS = 107
+_FOLDER_PREFIX = "vllm_env_frontends_"
+LONGEST_ADDRESS_BYTES = 107
 """The most bytes of a Unix socket's path (sun_path without its final zero)."""
 DEPARTURE_S = 30.0
 """After the leading instance was unloaded, how many seconds each other instance counts as about to
@@ -138,7 +138,7 @@ class Rendezvous:
             ConfigError: no private folder can be made, or its path is too long for a socket.
         """
         home = Path(tempfile.gettempdir())
-        base = home / f"{_NAME}{own.key}"
+        base = home / f"{_FOLDER_PREFIX}{own.key}"
         _sweep(home)
         try:
             with _locked(base):
@@ -153,7 +153,7 @@ class Rendezvous:
         # vLLM would notice a path that is too long only after the model has been loaded. This is
         # the longest one that can occur: an engine's name has 6 digits.
         _, longest = _wires(load, "f" * 6, own.count)
-        if len(longest) - len("ipc://") > LONGEST_ADDRESS:
+        if len(longest) - len("ipc://") > LONGEST_ADDRESS_BYTES:
             joined.leave()
             raise ConfigError(
                 "instance_group: the folder for temporary files has too long a name for sockets; "
@@ -357,6 +357,6 @@ def _tidy(base: Path) -> None:
 
 def _sweep(home: Path) -> None:
     """Remove the folders of instances that were killed together with their server."""
-    for base in home.glob(f"{_NAME}*"):
+    for base in home.glob(f"{_FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(base):
             _tidy(base)

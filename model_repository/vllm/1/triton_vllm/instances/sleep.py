@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_CLOSED = 0
-_LATEST = 1
+_CLOSED_CELL = 0
+_LATEST_CELL = 1
 
 
 class SleepState:
@@ -63,21 +63,21 @@ class SleepState:
         Requests that were admitted just before are refused, too: vLLM would hold them until it
         wakes up.
         """
-        return bool(self._common[_CLOSED])
+        return bool(self._common[_CLOSED_CELL])
 
     @closed.setter
     def closed(self, closed: bool) -> None:
-        self._common[_CLOSED] = closed
+        self._common[_CLOSED_CELL] = closed
 
     @property
     def is_latest(self) -> bool:
         """Whether this instance was the last to change the engine's sleep."""
-        return self._common[_LATEST] == self._index
+        return self._common[_LATEST_CELL] == self._index
 
     def note_change(self, *, asleep: bool) -> None:
         """Note that this instance has put the engine to sleep, woken it up or started it."""
         self.closed = asleep
-        self._common[_LATEST] = self._index
+        self._common[_LATEST_CELL] = self._index
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from triton_vllm.base.coerce import shown
 from triton_vllm.base.errors import ConfigError, InvalidRequestError
 from triton_vllm.base.official import ARGUMENTS_NAME, NO_LORA
-from triton_vllm.lora.copies import CONFIG
+from triton_vllm.lora.copies import CONFIG_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +140,9 @@ def _locate(starts: tuple[Path, ...], place: str) -> tuple[Path | str, str]:
     folders = list(dict.fromkeys(start / path for start in starts))
     for folder in folders:
         if folder.is_dir():
-            return folder, "" if (folder / CONFIG).is_file() else f"{folder} has no {CONFIG}"
+            return folder, "" if (
+                folder / CONFIG_NAME
+            ).is_file() else f"{folder} has no {CONFIG_NAME}"
     if place.startswith(("/", ".", "~")):
         return folders[0], f"there is no directory {' or '.join(map(str, folders))}"
     # Any other name may be one on a model hub, which only vLLM can check.

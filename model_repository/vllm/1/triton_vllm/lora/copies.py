@@ -24,12 +24,12 @@ from triton_vllm.base.errors import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-CONFIG = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 """In vLLM's order: it reads the first one that exists."""
-SPARE = 64 << 20
+SPARE_BYTES = 64 << 20
 """Bytes that a copy leaves free in the temporary folder, for other programs."""
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def look(folder: Path, within: Path | None = None) -> tuple[File, ...]:
         folder: the adapter's folder.
         within: the files must be in this folder, even if links lead elsewhere. None means anywhere.
     """
-    config = _find(folder, CONFIG, within)
-    for name in WEIGHTS:
+    config = _find(folder, CONFIG_NAME, within)
+    for name in WEIGHTS_NAMES:
         weights = _find(folder, name, within)
         if config and weights:
             return (config, weights)
@@ -104,7 +104,7 @@ class Copies:
 
     def missing(self, files: tuple[File, ...]) -> int:
         """Return how many bytes are missing for a new copy; 0 or less if there is room."""
-        return sum(file.size for file in files) + SPARE - shutil.disk_usage(self._folder).free
+        return sum(file.size for file in files) + SPARE_BYTES - shutil.disk_usage(self._folder).free
 
     def note_reload(self, name: str) -> None:
         """Make each instance load an adapter again before its next request for it.
@@ -187,7 +187,7 @@ def _copy(files: tuple[File, ...], target: Path) -> str:
     for file in files:
         digest.update(f"{file.name}\0{file.size}\0".encode())
         with open(file.path, "rb", opener=_open) as source, (target / file.name).open("xb") as copy:
-            while chunk := source.read(_CHUNK):
+            while chunk := source.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 copy.write(chunk)
             # The file may have been replaced after `look`, or changed while it was read.

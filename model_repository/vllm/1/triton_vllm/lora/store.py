@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import vllm_api
 from triton_vllm.base.calls import Calls
 from triton_vllm.base.errors import AdapterError, InvalidRequestError, UnavailableError
-from triton_vllm.lora.copies import CONFIG, look
+from triton_vllm.lora.copies import CONFIG_NAME, look
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from triton_vllm.lora.config import Adapters
     from triton_vllm.lora.copies import Copies, Copy, File
 
-DIGITS = 16
+DIGEST_DIGITS = 16
 """Digits of the digest in vLLM's name for an adapter; ``vllm:lora_requests_info`` shows them."""
 
 
@@ -170,10 +170,10 @@ class AdapterStore:
         if isinstance(place, str):
             return Version((), reloads, self._request(name, place))
         if not files:
-            raise ValueError(f"{place} has no {CONFIG} or no weights")
+            raise ValueError(f"{place} has no {CONFIG_NAME} or no weights")
         self._require_room(name, files)
         copy = await self._copies.make(files)
-        request = self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder))
+        request = self._request(f"{name}@{copy.digest[:DIGEST_DIGITS]}", str(copy.folder))
         return Version(files, reloads, request, copy)
 
     def _require_room(self, name: str, files: tuple[File, ...]) -> None:

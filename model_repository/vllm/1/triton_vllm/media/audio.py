@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.limits import Limits
 
-SECONDS = "VLLM_MAX_AUDIO_DECODE_DURATION_S"
-MEGABYTES = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
+SECONDS_VARIABLE = "VLLM_MAX_AUDIO_DECODE_DURATION_S"
+MEGABYTES_VARIABLE = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
 MIB = 1 << 20
 UNBOUNDED = 1_000_000_000
 """Used in place of 0, with which vLLM would refuse every audio."""
@@ -28,8 +28,8 @@ def limit(limits: Limits, known: Collection[str], environ: MutableMapping[str, s
     # vLLM measures each audio while it decodes it, wherever the audio came from. Versions before
     # 0.24 do not, and lack the variables.
     chosen = {
-        SECONDS: limits.max_clip_seconds or UNBOUNDED,
-        MEGABYTES: math.ceil(limits.max_clip_bytes / MIB) or UNBOUNDED,
+        SECONDS_VARIABLE: limits.max_clip_seconds or UNBOUNDED,
+        MEGABYTES_VARIABLE: math.ceil(limits.max_clip_bytes / MIB) or UNBOUNDED,
     }
     for name, value in chosen.items():
         if name in known:

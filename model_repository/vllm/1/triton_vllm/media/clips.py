@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.limits import Limits
 
-GUESSED_RATE = 1000.0
+GUESSED_FRAMES_PER_S = 1000.0
 """OpenCV's rate, in frames a second, for a WebM with irregular times in milliseconds.
 OpenCV then reports the length times this rate as the number of frames."""
 
@@ -51,7 +51,10 @@ def _check(limits: Limits, name: str, data: bytes) -> int:
     # Without OpenCV, vLLM uses another decoder or refuses the video.
     if header is None:
         return 0
-    if not (header.frames and header.width and header.height) or header.rate >= GUESSED_RATE:
+    if (
+        not (header.frames and header.width and header.height)
+        or header.rate >= GUESSED_FRAMES_PER_S
+    ):
         # E.g. a browser's recording, which is written before its length is known. A decoder that
         # counts frames by decoding would have no limit. vLLM's usual decoder would show the model
         # only the first frame.

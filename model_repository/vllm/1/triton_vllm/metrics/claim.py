@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
 # The folder is the same for all instances, and no stub runs without it.
-PLACE = Path("/dev/shm")  # noqa: S108
+LOCKS_FOLDER = Path("/dev/shm")  # noqa: S108
 # `gen_vllm_env.sh clean` removes files with such names.
-_NAME = "vllm_env_{}_metrics"
+_LOCK_NAME = "vllm_env_{}_metrics"
 
 
 class Claim:
@@ -45,19 +45,21 @@ class Claim:
         shared: whether other instances may have the claim at the same time.
     """
 
-    def __init__(self, args: Mapping[str, str], server: int, log: Log, place: Path = PLACE) -> None:
+    def __init__(
+        self, args: Mapping[str, str], server: int, log: Log, place: Path = LOCKS_FOLDER
+    ) -> None:
         # A later server may get the process id of this one, so its start time belongs to the key.
         identity = json.dumps(
             [process_space(), server, start_time(server), args["model_name"], args["model_version"]]
         )
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         self.shared = instances(args) != 1
-        self._path = place / _NAME.format(digest)
+        self._path = place / _LOCK_NAME.format(digest)
         self._log = log
         self._waits = False
         self._lock: int | None = None
         # files of servers that were killed
-        for path in place.glob(_NAME.format("*")):
+        for path in place.glob(_LOCK_NAME.format("*")):
             _remove(path)
 
     def take(self) -> bool:

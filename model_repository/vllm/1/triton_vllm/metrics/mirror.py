@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from triton_vllm.metrics.claim import Claim
 
 PREFIX = "vllm:"
-SHARE = 0.05
+SHARE_OF_TIME = 0.05
 """The share of the time for calls to the server.
 
 Each call is a round trip, and one observation changes up to 20 samples.
@@ -152,7 +152,7 @@ class Mirror:
 
 def pause_after(update_s: float, period_s: float) -> float:
     """Return how many seconds to wait after an update that took ``update_s`` seconds."""
-    return min(max(period_s, update_s / SHARE), LONGEST_PAUSE_S)
+    return min(max(period_s, update_s / SHARE_OF_TIME), LONGEST_PAUSE_S)
 
 
 class Publisher:

@@ -13,7 +13,7 @@ from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-NAME = "operator_request"
+INPUT_NAME = "operator_request"
 # ``level`` may be left out, a name may not.
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "sleep": ("level",),
@@ -57,22 +57,24 @@ def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> Oper
             "this model takes no operator requests: "
             "OPERATOR_REQUESTS in its config.pbtxt lists none"
         )
-    values = json_object(text, NAME, depth)
+    values = json_object(text, INPUT_NAME, depth)
     operation = values.pop("operation", None)
     if not isinstance(operation, str) or operation not in OPERATIONS:
-        raise InvalidRequestError(f"{NAME}.operation must be one of {', '.join(OPERATIONS)}")
+        raise InvalidRequestError(f"{INPUT_NAME}.operation must be one of {', '.join(OPERATIONS)}")
     if operation not in allowed:
         raise UnsupportedError(
-            f"{NAME}: '{operation}' is not allowed: "
+            f"{INPUT_NAME}: '{operation}' is not allowed: "
             "OPERATOR_REQUESTS in the model's config.pbtxt does not list it"
         )
     known = OPERATIONS[operation]
     for name, value in values.items():
         if name not in known:
-            raise InvalidRequestError(f"{NAME}: '{operation}' has no argument '{shown(name)}'")
+            raise InvalidRequestError(
+                f"{INPUT_NAME}: '{operation}' has no argument '{shown(name)}'"
+            )
         _check(name, value)
     if "name" in known and "name" not in values:
-        raise InvalidRequestError(f"{NAME}: '{operation}' needs the name of an adapter")
+        raise InvalidRequestError(f"{INPUT_NAME}: '{operation}' needs the name of an adapter")
     return OperatorRequest(operation, values, timeout=timeout)
 
 
@@ -80,8 +82,8 @@ def _check(name: str, value: Any) -> None:
     # In Python, True equals 1, and JSON has both. Level 2 drops the model's weights as well.
     if name == "level" and (type(value) is not int or value not in (0, 1)):
         raise InvalidRequestError(
-            f"{NAME}.level must be 0, which only pauses, "
+            f"{INPUT_NAME}.level must be 0, which only pauses, "
             "or 1, which also frees the memory of the devices"
         )
     if name == "name" and not (isinstance(value, str) and value):
-        raise InvalidRequestError(f"{NAME}.name must be the name of an adapter")
+        raise InvalidRequestError(f"{INPUT_NAME}.name must be the name of an adapter")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from triton_vllm.lora.store import AdapterStore
 
 ASLEEP = "the model is asleep; an operator request wakes it up"
-LOOK_S = 0.05
+LOOK_PERIOD_S = 0.05
 """Seconds between two looks: for the end of the requests in flight, or for the turn."""
 Answer = dict[str, Any]
 """The result of an operation: a JSON object."""
@@ -114,7 +114,7 @@ class Operator:
                     turn = self._state.take_turn()
                     break
                 except BlockingIOError:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(LOOK_PERIOD_S)
             try:
                 yield
             finally:
@@ -142,7 +142,7 @@ class Operator:
                     )
                 if not self._in_flight():
                     return
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(LOOK_PERIOD_S)
 
         # The engine may sleep already. A second sleep that fails must not wake it up.
         was_closed = self._state.closed

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.wants import Wants
 
-PAIRS = {"query": "documents", "queries": "documents", "text_1": "text_2"}
+PAIR_FIELDS = {"query": "documents", "queries": "documents", "text_1": "text_2"}
 """The two sides' names in vLLM's score and rerank requests; only ``query`` ranks."""
-KNOWN = frozenset({*PAIRS, *PAIRS.values(), "input", "pooling_params", "top_n", "lora_name"})
-NAME = "embedding_request"
-EXPECTED = "a non-empty string or list of token ids, or a list of these"
+KNOWN_FIELDS = frozenset(
+    {*PAIR_FIELDS, *PAIR_FIELDS.values(), "input", "pooling_params", "top_n", "lora_name"}
+)
+INPUT_NAME = "embedding_request"
+EXPECTED_INPUT = "a non-empty string or list of token ids, or a list of these"
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,10 @@ def parts(
     if not takes_unknown_fields:
         _check_names(values)
     source = values.get("input")
-    if PAIRS.keys() & values.keys():
+    if PAIR_FIELDS.keys() & values.keys():
         if "input" in values:
             raise InvalidRequestError(
-                f"{NAME} must have either input, or the two sides of pairs to score"
+                f"{INPUT_NAME} must have either input, or the two sides of pairs to score"
             )
         return ()
     # A list of integers is one input, as token ids.
@@ -93,7 +95,7 @@ def parts(
         sources = source
     inputs = tuple(map(_part, sources))
     # vLLM gets each input as its own request.
-    refuse_above(limits.max_inputs, len(inputs), f"{NAME}.input has", "inputs")
+    refuse_above(limits.max_inputs, len(inputs), f"{INPUT_NAME}.input has", "inputs")
     return inputs
 
 
@@ -104,25 +106,26 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
         InvalidRequestError: a side is missing, empty or of the wrong type, or the sides do not
             match.
     """
-    names = [name for name in PAIRS if name in values]
+    names = [name for name in PAIR_FIELDS if name in values]
     if not names:
         return None
     _check_names(values)
     first = names[0]
-    second = PAIRS[first]
+    second = PAIR_FIELDS[first]
     if len(names) > 1 or second not in values:
         raise InvalidRequestError(
-            f"{NAME} must have query and documents, queries and documents, or text_1 and text_2"
+            f"{INPUT_NAME} must have query and documents, queries and documents, "
+            "or text_1 and text_2"
         )
     ranked = first == "query"
     queries = _texts(first, values[first], one=ranked)
     documents = _texts(second, values[second])
     if len(queries) not in (1, len(documents)):
         raise InvalidRequestError(
-            f"{NAME}.{first} must be one text or as many as {second}: "
+            f"{INPUT_NAME}.{first} must be one text or as many as {second}: "
             f"{len(documents)}, not {len(queries)}"
         )
-    refuse_above(limits.max_inputs, len(documents), f"{NAME}.{second} has", "texts")
+    refuse_above(limits.max_inputs, len(documents), f"{INPUT_NAME}.{second} has", "texts")
     # Null means all documents, as in vLLM's own server.
     top = values.get("top_n")
     if top is None:
@@ -130,7 +133,7 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
     # `type`, because a boolean is an integer in Python.
     if type(top) is not int or top < 0 or (top and not ranked):
         raise InvalidRequestError(
-            f"{NAME}.top_n must be a number of documents, 0 for all, and goes with query"
+            f"{INPUT_NAME}.top_n must be a number of documents, 0 for all, and goes with query"
         )
     return Scoring(queries, documents, ranked=ranked, top=top)
 
@@ -140,7 +143,7 @@ def _part(source: Any) -> Part:
         return Part(text=source)
     if isinstance(source, list) and source and all(type(i) is int and i >= 0 for i in source):
         return Part(token_ids=tuple(source))
-    raise InvalidRequestError(f"{NAME}.input must be {EXPECTED}")
+    raise InvalidRequestError(f"{INPUT_NAME}.input must be {EXPECTED_INPUT}")
 
 
 def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
@@ -148,7 +151,7 @@ def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
     is_list = isinstance(texts, list) and texts and all(isinstance(t, str) and t for t in texts)
     if not is_list or (one and len(texts) > 1):
         many = "" if one else " or a list of these"
-        raise InvalidRequestError(f"{NAME}.{name} must be a non-empty string{many}")
+        raise InvalidRequestError(f"{INPUT_NAME}.{name} must be a non-empty string{many}")
     return tuple(texts)
 
 
@@ -156,8 +159,8 @@ def _check_names(values: Mapping[str, Any]) -> None:
     # Ignoring an unknown field could change the answer without a word, or share a cache with the
     # wrong requests.
     for name in values:
-        if name not in KNOWN:
+        if name not in KNOWN_FIELDS:
             raise InvalidRequestError(
-                f"{NAME} has no field '{shown(name)}'; "
+                f"{INPUT_NAME} has no field '{shown(name)}'; "
                 "vLLM's pooling parameters go into pooling_params"
             )

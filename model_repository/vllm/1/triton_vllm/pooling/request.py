@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from triton_vllm.pooling.embedding import EmbedRequest
 
 # Not for clients to choose: the adapter sets `task`, and vLLM sets the others.
-INTERNAL = frozenset(
+INTERNAL_PARAMETERS = frozenset(
     {"task", "requires_token_ids", "extra_kwargs", "output_kind", "late_interaction_params"}
 )
 
@@ -35,7 +35,7 @@ def build(
     Raises:
         InvalidRequestError: a parameter is unknown or of the wrong type, or vLLM refuses its value.
     """
-    known = [name for name in types if name not in INTERNAL]
+    known = [name for name in types if name not in INTERNAL_PARAMETERS]
     values: dict[str, Any] = {}
     for name, value in request.parameters.items():
         # Ignoring a misspelt name would change the answer without a word.

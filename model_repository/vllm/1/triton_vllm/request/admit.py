@@ -106,7 +106,7 @@ class Admission:
         self._gate.require_alive()
         inputs = triton.inputs(request)
         # An operator must be able to drain a full model.
-        if operator.NAME not in inputs:
+        if operator.INPUT_NAME not in inputs:
             self._gate.require_room()
         # 2) Read the request.
         parameters = triton.parameters(request)
@@ -225,5 +225,5 @@ class Admission:
     def _require(self, task: str) -> None:
         if task not in self._facts.tasks:
             raise UnsupportedError(
-                f"{official.FAILED}Model {self._name} does not support '{task}' request"
+                f"{official.FAILED_PREFIX}Model {self._name} does not support '{task}' request"
             )

@@ -75,9 +75,9 @@ def parse(
         UnsupportedError: the operator has not allowed a field or an operation.
     """
     check_sizes(limits, inputs, parameters)
-    if operator.NAME in inputs:
+    if operator.INPUT_NAME in inputs:
         return _parse_operator(inputs, timeout, limits)
-    if embedding.NAME in inputs:
+    if embedding.INPUT_NAME in inputs:
         return _parse_embedding(inputs, timeout, limits, dialect)
     values = _parameters(inputs, parameters, limits)
     # The functions that get ``values`` remove their fields. The rest are sampling parameters.
@@ -165,7 +165,7 @@ def _token_ids(inputs: Inputs) -> tuple[int, ...]:
 
 def _chat(inputs: Inputs, limits: Limits) -> Chat:
     """Return the conversation; all its inputs but one are JSON texts."""
-    texts = {name: str(_scalar(inputs, name)) for name in chat.INPUTS if name in inputs}
+    texts = {name: str(_scalar(inputs, name)) for name in chat.CHAT_INPUTS if name in inputs}
     texts["messages"] = chat.joined(strings(inputs, "messages"))
     parsed = chat.parse(limits, texts)
     # If the client says nothing, vLLM's default holds, not False.
@@ -200,7 +200,8 @@ def _echo(inputs: Inputs, *, stream: bool) -> bool:
     echo = not _flag(inputs, "exclude_input_in_output")
     if echo and stream:
         raise InvalidRequestError(
-            f"{official.FAILED}When streaming, `exclude_input_in_output` = False is not allowed."
+            f"{official.FAILED_PREFIX}When streaming, "
+            "`exclude_input_in_output` = False is not allowed."
         )
     return echo
 
@@ -255,10 +256,10 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
 
 
 def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorRequest:
-    for name in (*PROMPTS, embedding.NAME):
+    for name in (*PROMPTS, embedding.INPUT_NAME):
         if name in inputs:
-            raise InvalidRequestError(f"{operator.NAME} cannot be combined with {name}")
-    text = str(_scalar(inputs, operator.NAME))
+            raise InvalidRequestError(f"{operator.INPUT_NAME} cannot be combined with {name}")
+    text = str(_scalar(inputs, operator.INPUT_NAME))
     timeout = _integer(inputs, {}, "timeout") or timeout
     return operator.parse(text, limits.max_json_depth, limits.operator_requests, timeout)
 
@@ -266,8 +267,8 @@ def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorReq
 def _parse_embedding(
     inputs: Inputs, timeout: int, limits: Limits, dialect: Dialect
 ) -> EmbedRequest:
-    text = str(_scalar(inputs, embedding.NAME))
-    values = json_object(text, embedding.NAME, limits.max_json_depth)
+    text = str(_scalar(inputs, embedding.INPUT_NAME))
+    values = json_object(text, embedding.INPUT_NAME, limits.max_json_depth)
     pooling = values.get("pooling_params") or {}
     if not isinstance(pooling, dict):
         raise InvalidRequestError("embedding_request.pooling_params must be an object")

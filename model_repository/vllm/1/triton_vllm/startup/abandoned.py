@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PERIOD_S = 1.0
 # Only a stub's parent is a server: tritonserver, Triton's OpenAI front end, or another program that
 # embeds Triton. A shell, too, waits for the programs that it has started.
-_STUB = "triton_python_backend_stub"
+_STUB_NAME = "triton_python_backend_stub"
 _REASON = (
     b"[triton_vllm] the server has given this load up and waits for this process to end: "
     b"if the machine pauses for a second, Triton 24.10 takes a loading model for dead. "
@@ -98,7 +98,7 @@ def _waits_for_this_process() -> bool:
     except OSError:
         return False
     # A new build may have replaced the stub since.
-    is_stub = program.removesuffix(" (deleted)") == _STUB
+    is_stub = program.removesuffix(" (deleted)") == _STUB_NAME
     return is_stub and waits(os.getppid(), os.getpid())
 
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 PATH_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 OFF_VARIABLE = "VLLM_CONFIGURE_LOGGING"
-LONGEST = 400
+LONGEST_CAUSE = 400
 """Characters of the cause that are kept; vLLM can print a whole configuration."""
 _NO_SPACE = "No space left on device"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 # The load's processes have ended, and have freed what they had.
-_LITTLE = 8 << 20
+_FULL_BELOW_BYTES = 8 << 20
 """With fewer free bytes than this after a load, shared memory was full."""
-_MUCH = 64 << 20
+_FREE_FROM_BYTES = 64 << 20
 """With more free bytes than this after a load, it was not."""
-_RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.MULTILINE)
+_EXCEPTION_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.MULTILINE)
 
 
 class Cause:
@@ -121,8 +121,8 @@ def first_exception(text: str) -> str:
     """Return the exception line of the first traceback in a log, or an empty string."""
     # Later exceptions follow from the first one. Without a traceback, `rest` is empty.
     _, _, rest = text.partition("Traceback (most recent call last):")
-    exception = _RAISED.search(rest)
-    return exception[0].strip()[:LONGEST] if exception else ""
+    exception = _EXCEPTION_LINE.search(rest)
+    return exception[0].strip()[:LONGEST_CAUSE] if exception else ""
 
 
 def shared_memory_remedy(error: BaseException) -> str | None:
@@ -140,7 +140,7 @@ def shared_memory_remedy(error: BaseException) -> str | None:
     size = status.f_blocks * status.f_frsize
     free = status.f_bavail * status.f_frsize
     # Then another file system is full.
-    if free > max(_LITTLE, min(size // 2, _MUCH)):
+    if free > max(_FULL_BELOW_BYTES, min(size // 2, _FREE_FROM_BYTES)):
         return None
     return (
         f"{SHARED_MEMORY} has {size >> 20} MiB, of which {free >> 20} MiB are free: give it more, "

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-OWN = "vllm-env-cc"
+OWN_COMPILER = "vllm-env-cc"
 """The environment's own C compiler, next to its interpreter."""
-_EAGER = ("enforce_eager", "compilation_config")
-_MOST_SECONDS = 120.0  # for the first use of the environment's own compiler
+_EAGER_ARGUMENTS = ("enforce_eager", "compilation_config")
+_FIRST_USE_S = 120.0  # for the first use of the environment's own compiler
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def choose(
         has_cpp = "CXX" in environment or _finds(("g++", "clang++", "c++"), path)
         # The C++ code that torch.compile writes includes Python.h.
         has_headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
-        if (has_cpp and has_headers) or any(name in engine_args for name in _EAGER):
+        if (has_cpp and has_headers) or any(name in engine_args for name in _EAGER_ARGUMENTS):
             return Compilers()
         note = "no C++ compiler or no Python.h here: models run eagerly (enforce_eager)"
         return Compilers(arguments={"enforce_eager": True}, notes=(note,))
@@ -65,7 +65,7 @@ def choose(
     # Triton's kernel compiler compiles a launcher in C for each kernel, even with enforce_eager
     # (triton/runtime/build.py: CC, gcc or clang).
     if "CC" not in environment and not _finds(("gcc", "clang"), path):
-        own = prefix / "bin" / OWN
+        own = prefix / "bin" / OWN_COMPILER
         if own.is_file():
             variables["CC"] = str(own)
             notes.append(
@@ -110,7 +110,7 @@ def _compile_nothing(compiler: str, folder: Path, environment: dict[str, str]) -
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=environment,
-            timeout=_MOST_SECONDS,
+            timeout=_FIRST_USE_S,
             check=False,
         )
 

@@ -11,7 +11,7 @@ from triton_vllm.base.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _FOR_SEVERAL_MACHINES = (
     "data_parallel_address",
     "data_parallel_external_lb",
@@ -57,7 +57,7 @@ def visible(
                 "GPU_DEVICE_IDS is for KIND_MODEL; "
                 "with KIND_GPU, list the GPUs in instance_group.gpus"
             )
-        return _nth(environment.get(VARIABLE, ""), device_id) if device_id >= 0 else None
+        return _nth(environment.get(DEVICES_VARIABLE, ""), device_id) if device_id >= 0 else None
     if kind != "MODEL" or not gpu_ids:
         return None
     any_number = world == 1 and engine_args.get("distributed_executor_backend") == "ray"

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 Address = tuple[str, int]
 # A client of a busy server waits longer. Then this look finds nothing out.
-TIMEOUT_S = 0.2
+ANSWER_TIMEOUT_S = 0.2
 # A server without an HTTP endpoint is searched again and again.
-SEARCH_S = 10.0
+SEARCH_PERIOD_S = 10.0
 # At first more often: the server opens its ports when all models of its start are loaded.
-EAGER_S = 60.0
+EAGER_SEARCH_S = 60.0
 # Once could be an accident of the network.
-REFUSALS = 2
+REFUSALS_OF_CLOSING = 2
 # A program that embeds Triton may stop its HTTP endpoint and go on.
-_STANDALONE = "tritonserver"
-_LISTENS = "0A"
-_QUESTION = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_SERVER_PROGRAM = "tritonserver"
+_LISTENING_STATE = "0A"
+_LIVE_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class HttpEndpoint:
@@ -74,15 +74,15 @@ class HttpEndpoint:
                 self._refusals[address] += self._is_standalone() and is_gone(address)
             elif places.count(address) == 1:
                 self._refusals[address] = refusals + 1
-        return any(refusals >= REFUSALS for refusals in self._refusals.values())
+        return any(refusals >= REFUSALS_OF_CLOSING for refusals in self._refusals.values())
 
     def _is_standalone(self) -> bool:
-        return _lines(Path(f"/proc/{self._server}/comm")) == [_STANDALONE]
+        return _lines(Path(f"/proc/{self._server}/comm")) == [_SERVER_PROGRAM]
 
     def _search(self) -> None:
         now = self._clock()
         if self._eager_until is None:
-            self._eager_until = now + EAGER_S
+            self._eager_until = now + EAGER_SEARCH_S
         if now < self._next_search:
             return
         places = listening(self._server)
@@ -98,7 +98,7 @@ class HttpEndpoint:
         # A busy endpoint may not answer in time. It is asked again at the next look, because a
         # server that ends before it has been found cuts its clients off.
         waits = is_sure and now >= self._eager_until
-        self._next_search = self._clock() + (SEARCH_S if waits else 0)
+        self._next_search = self._clock() + (SEARCH_PERIOD_S if waits else 0)
 
 
 def is_answered(address: Address) -> bool | None:
@@ -107,8 +107,8 @@ def is_answered(address: Address) -> bool | None:
     False means that it has taken the connection and closed it without an answer.
     """
     try:
-        with socket.create_connection(address, TIMEOUT_S) as connection:
-            connection.sendall(_QUESTION)
+        with socket.create_connection(address, ANSWER_TIMEOUT_S) as connection:
+            connection.sendall(_LIVE_REQUEST)
             answer = connection.recv(16)
     except (ConnectionResetError, BrokenPipeError):
         return False
@@ -122,7 +122,7 @@ def is_answered(address: Address) -> bool | None:
 def is_gone(address: Address) -> bool:
     """Return whether no process listens there any more."""
     try:
-        with socket.create_connection(address, TIMEOUT_S):
+        with socket.create_connection(address, ANSWER_TIMEOUT_S):
             return False
     except OSError as error:
         return isinstance(error, ConnectionRefusedError)
@@ -140,7 +140,7 @@ def listening(process: int) -> list[Address]:
         for line in _lines(Path(f"/proc/{process}/net/{name}")):
             fields = line.split()
             # proc_net(5): local address, remote address, state, …, inode
-            if len(fields) > 9 and fields[3] == _LISTENS:
+            if len(fields) > 9 and fields[3] == _LISTENING_STATE:
                 inodes.setdefault(_address(fields[1]), []).append(fields[9])
     return [place for place, found in inodes.items() if own & set(found) for _ in found]
 

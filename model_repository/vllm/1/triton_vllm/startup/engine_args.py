@@ -18,7 +18,7 @@ from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.official import ARGUMENTS_NAME
 
 FILE_NAME = "vllm_engine_args.json"
-_PATH = ("/", "./", "../")
+_PATH_PREFIXES = ("/", "./", "../")
 # Characters of vLLM's own message, which is nowhere else in the log.
 _LONGEST_REASON = 1500
 
@@ -243,7 +243,7 @@ def unfetched(values: Mapping[str, Any], error: BaseException, file: str = FILE_
     """Return one line if the model could not be fetched from a model hub, else an empty string."""
     model = str(values.get("model", ""))
     # For a path, no hub was asked.
-    if model.startswith(_PATH):
+    if model.startswith(_PATH_PREFIXES):
         return ""
     # The hub's error may be anywhere in the chain. The limit is for a chain that leads back to
     # itself.
@@ -276,7 +276,7 @@ def failure(
         cause: the error in vLLM's processes, if ``error`` only says that there was one.
     """
     model = str(values.get("model", ""))
-    if model.startswith(_PATH) and not os.path.exists(model):  # noqa: PTH110
+    if model.startswith(_PATH_PREFIXES) and not os.path.exists(model):  # noqa: PTH110
         return f"{file}: model: there is no directory {model}"
     # pydantic's message ends with the whole input and a link. Triton shows the reason on one line.
     message = " ".join(str(error).partition("[type=")[0].split())

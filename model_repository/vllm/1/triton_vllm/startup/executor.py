@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.startup.devices import parallel_sizes
-from triton_vllm.vllm_api.platform import THREADS
+from triton_vllm.vllm_api.platform import THREADS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +22,10 @@ measured."""
 MANY_CORES = 8
 """From this number of cores on, two threads send responses, and a GPU's engine may outrun one
 front end. With fewer cores, a second thread only takes time from the engine."""
-BINDING = "VLLM_CPU_OMP_THREADS_BIND"
-EXECUTOR = "distributed_executor_backend"
-_CHOICES = (EXECUTOR, "kv_transfer_config", "numa_bind")
-_CONTEXT_PARALLEL = ("prefill_context_parallel_size", "decode_context_parallel_size")
+BINDING_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
+EXECUTOR_ARGUMENT = "distributed_executor_backend"
+_CHOSEN_BY = (EXECUTOR_ARGUMENT, "kv_transfer_config", "numa_bind")
+_CONTEXT_PARALLEL_SIZES = ("prefill_context_parallel_size", "decode_context_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,19 @@ def choose(
     # Several workers need several processes. The values are compared as strings because old files
     # of engine arguments have strings for numbers.
     sizes = [*parallel_sizes(engine_args).values()]
-    sizes += [engine_args.get(name) or 1 for name in _CONTEXT_PARALLEL]
+    sizes += [engine_args.get(name) or 1 for name in _CONTEXT_PARALLEL_SIZES]
     is_parallel = any(str(size) != "1" for size in sizes)
     # Bound or reserved cores mean that the operator has divided them.
-    is_bound = environment.get(BINDING, "") not in ("", "nobind")
+    is_bound = environment.get(BINDING_VARIABLE, "") not in ("", "nobind")
     is_reserved = environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU")
-    if is_parallel or is_bound or is_reserved or any(map(engine_args.get, _CHOICES)):
+    if is_parallel or is_bound or is_reserved or any(map(engine_args.get, _CHOSEN_BY)):
         return Processes()
     # One core is left to tokenizing and to the server. vLLM's own binding leaves one, too.
-    threads = environment.get(THREADS) or "1"
+    threads = environment.get(THREADS_VARIABLE) or "1"
     # Some versions of vLLM also bind threads in the worker, unless this variable forbids it.
-    return Processes({EXECUTOR: in_engine_core}, {THREADS: threads, BINDING: "nobind"})
+    return Processes(
+        {EXECUTOR_ARGUMENT: in_engine_core}, {THREADS_VARIABLE: threads, BINDING_VARIABLE: "nobind"}
+    )
 
 
 def advice(cores: int, instances: int, *, on_cpu: bool) -> str:

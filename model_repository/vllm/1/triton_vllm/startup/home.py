@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.protocols import Log
 
-CACHE = "XDG_CACHE_HOME"
-ROOT = "VLLM_CACHE_ROOT"
+CACHE_VARIABLE = "XDG_CACHE_HOME"
+ROOT_VARIABLE = "VLLM_CACHE_ROOT"
 """vLLM's variable for the folder of its caches."""
-_COMPILED = {
+_COMPILED_FOLDERS = {
     # vLLM sets it in a start that compiles, but not in one that loads a compiled model. So Triton
     # compiled its kernels again in the second start, to another folder: 50.7 s for 28.6 s on an
     # H200 (vLLM 0.33.0).
@@ -31,7 +31,7 @@ _COMPILED = {
     "ZIG_GLOBAL_CACHE_DIR": "zig",
 }
 # The start-up hook sets it first, below a folder that may not be writable.
-_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+_INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def settle(environment: MutableMapping[str, str], log: Log) -> None:
@@ -45,14 +45,14 @@ def settle(environment: MutableMapping[str, str], log: Log) -> None:
     """
     # Path.home() raises for a user whom the container does not know
     usual = Path(os.path.expanduser("~"), ".cache")  # noqa: PTH111
-    if environment.get(CACHE) or _is_writable(usual):
+    if environment.get(CACHE_VARIABLE) or _is_writable(usual):
         return
     try:
         place = str(private_folder())
     except OSError as error:
         log.warning(
             f"neither {usual} nor a folder in its place can be written: {error}; "
-            f"name one with {CACHE}"
+            f"name one with {CACHE_VARIABLE}"
         )
         return
     # A model hub's cache in the home is still used: it may be mounted read-only.
@@ -60,13 +60,18 @@ def settle(environment: MutableMapping[str, str], log: Log) -> None:
     if hub.is_dir():
         environment.setdefault("HF_HOME", str(hub))
     # The folder keeps its name, because a warm cache recognizes the hook's folder by its name.
-    if environment.get(_INDUCTOR, "").startswith(f"{usual}/"):
-        environment[_INDUCTOR] = environment[_INDUCTOR].replace(str(usual), place, 1)
-    environment[CACHE] = place
+    if environment.get(_INDUCTOR_VARIABLE, "").startswith(f"{usual}/"):
+        environment[_INDUCTOR_VARIABLE] = environment[_INDUCTOR_VARIABLE].replace(
+            str(usual), place, 1
+        )
+    environment[CACHE_VARIABLE] = place
     # Triton's compiler and FlashInfer do not read XDG_CACHE_HOME.
     for name in ("TRITON_HOME", "FLASHINFER_WORKSPACE_BASE"):
         environment.setdefault(name, place)
-    log.info(f"{usual} cannot be written, so caches are in {place}; {CACHE} names another folder")
+    log.info(
+        f"{usual} cannot be written, so caches are in {place}; "
+        f"{CACHE_VARIABLE} names another folder"
+    )
 
 
 def keep_compiled(environment: MutableMapping[str, str]) -> None:
@@ -74,16 +79,16 @@ def keep_compiled(environment: MutableMapping[str, str]) -> None:
 
     Call it when that root is settled, and before vLLM is imported.
     """
-    caches = environment.get(CACHE) or "~/.cache"
-    root = Path(os.path.expanduser(environment.get(ROOT) or f"{caches}/vllm"))  # noqa: PTH111
+    caches = environment.get(CACHE_VARIABLE) or "~/.cache"
+    root = Path(os.path.expanduser(environment.get(ROOT_VARIABLE) or f"{caches}/vllm"))  # noqa: PTH111
     # Without this folder, the compilers use their own places.
     if not _is_writable(root):
         return
     # TRITON_CACHE_DIR would take Triton's kernels out of a folder that the operator has named.
     home = environment.get("TRITON_HOME")
-    theirs = {"TRITON_CACHE_DIR"} if home and home != environment.get(CACHE) else set()
-    for name in _COMPILED.keys() - theirs:
-        environment.setdefault(name, str(root / _COMPILED[name]))
+    theirs = {"TRITON_CACHE_DIR"} if home and home != environment.get(CACHE_VARIABLE) else set()
+    for name in _COMPILED_FOLDERS.keys() - theirs:
+        environment.setdefault(name, str(root / _COMPILED_FOLDERS[name]))
 
 
 def private_folder() -> Path:

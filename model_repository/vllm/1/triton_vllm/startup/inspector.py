@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
-REGISTRY = "vllm.model_executor.models.registry"
+REGISTRY_MODULE = "vllm.model_executor.models.registry"
 FORK_S = 120.0
 """The longest time that a fork may take, s. A fork of a process with threads can hang. On an H100,
 it took less than 2 s."""
 
 
 def replace_inspection(
-    log: Log, *, in_fork: bool, registry: str = REGISTRY, command: list[str] | None = None
+    log: Log, *, in_fork: bool, registry: str = REGISTRY_MODULE, command: list[str] | None = None
 ) -> None:
     """Make vLLM inspect a class in this process or in a fork of it.
 
@@ -42,7 +42,7 @@ def replace_inspection(
         registry: vLLM's module.
         command: the command that vLLM runs for an inspection.
     """
-    expected = command or [sys.executable, "-m", REGISTRY]
+    expected = command or [sys.executable, "-m", REGISTRY_MODULE]
     owner = os.getpid()
 
     def run(given: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # A stopped EngineCore kept 50 requests and all probes waiting for 300 s, the time that vLLM itself
 # allows a step.
-IDLE_S = 60.0
+ENGINE_IDLE_S = 60.0
 """An engine that answers nothing and does nothing for this time hangs, s."""
 
 
@@ -165,7 +165,7 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
         pace=Pace(
             settings.restart,
             silence=settings.engine_timeout_s,
-            idle=IDLE_S if sees_all else 0.0,
+            idle=ENGINE_IDLE_S if sees_all else 0.0,
         ),
     )
 

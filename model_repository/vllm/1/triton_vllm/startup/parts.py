@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
     from triton_vllm.startup.progress import Progress
 
-MODULE = "_vllm_env_unpack"
+UNPACK_MODULE = "_vllm_env_unpack"
 """A module that only the small archive of an environment in parts contains."""
 
 
@@ -29,11 +29,11 @@ def unpack(model_dir: Path, log: Log, progress: Progress) -> None:
     Raises:
         ConfigError: a part is missing or differs from the build, or no folder can be written.
     """
-    if importlib.util.find_spec(MODULE) is None:
+    if importlib.util.find_spec(UNPACK_MODULE) is None:
         return
     # The first start on a machine unpacks on all cores. Later starts only find the result.
     progress.phase("looking for the unpacked environment")
-    module = importlib.import_module(MODULE)
+    module = importlib.import_module(UNPACK_MODULE)
     try:
         module.use(str(model_dir), log.info)
     except module.UnpackError as error:

@@ -205,7 +205,7 @@ def _choose_devices(
         environment=os.environ,
     )
     if gpus is not None:
-        os.environ[devices.VARIABLE] = gpus
+        os.environ[devices.DEVICES_VARIABLE] = gpus
         log.info(official.pinned_line(kind, gpus, f"{args['model_name']}_{device}"))
 
 
@@ -224,7 +224,7 @@ def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None
     # sockets of connectors have longer names.
     elsewhere = not devices.is_on_one_machine(arguments) or arguments.get("kv_transfer_config")
     if made.fits and not elsewhere:
-        os.environ.setdefault(run_folder.VARIABLE, str(made.path))
+        os.environ.setdefault(run_folder.SOCKETS_VARIABLE, str(made.path))
     return made
 
 

@@ -22,13 +22,13 @@ from triton_vllm.base.processes import process_space
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-VARIABLE = "VLLM_RPC_BASE_PATH"
+SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 """The variable of vLLM that names the folder for its sockets."""
-LONGEST_FOLDER = 107 - len("/") - 36
+LONGEST_FOLDER_BYTES = 107 - len("/") - 36
 """The most bytes of the folder's path: a Unix socket's path has 107, and vLLM's names have 36."""
-_NAME = "vllm_env_run_"
-_NOTE = "memory"
-_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
+_FOLDER_PREFIX = "vllm_env_run_"
+_NOTE_NAME = "memory"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
 
 
 class RunFolder:
@@ -51,7 +51,7 @@ class RunFolder:
         given = {os.fsdecode(argument) for argument in command}
         self._others = {path.name for path in _files()} - given
         # Renamed after it is locked, so that no other start removes it in between.
-        staged = Path(tempfile.mkdtemp(prefix=f".{_NAME}", dir=home))
+        staged = Path(tempfile.mkdtemp(prefix=f".{_FOLDER_PREFIX}", dir=home))
         self._lock = locks.take_folder(staged)
         self.path = staged.rename(home / staged.name.removeprefix("."))
         self.note_memory()
@@ -59,7 +59,7 @@ class RunFolder:
     @property
     def fits(self) -> bool:
         """Whether sockets in it have paths that are short enough."""
-        return len(os.fsencode(self.path)) <= LONGEST_FOLDER
+        return len(os.fsencode(self.path)) <= LONGEST_FOLDER_BYTES
 
     def note_memory(self) -> None:
         """Write down the shared memory that this process and its children use."""
@@ -68,7 +68,7 @@ class RunFolder:
         text = json.dumps({"space": process_space(), "names": sorted(names)})
         # Without the note, only a kill leaves something behind.
         with contextlib.suppress(OSError):
-            (self.path / _NOTE).write_text(text, encoding="utf-8")
+            (self.path / _NOTE_NAME).write_text(text, encoding="utf-8")
 
     def remove(self) -> None:
         """Remove the folder, because this process ends."""
@@ -82,7 +82,7 @@ def sweep(home: Path) -> None:
     Args:
         home: the folder for temporary files.
     """
-    for folder in home.glob(f"{_NAME}*"):
+    for folder in home.glob(f"{_FOLDER_PREFIX}*"):
         # It is in use, or has just been removed.
         with contextlib.suppress(OSError):
             # Another user could have put anything into it.
@@ -90,7 +90,7 @@ def sweep(home: Path) -> None:
                 continue
             lock = locks.take_folder(folder)
             try:
-                if _remove_memory(folder / _NOTE):
+                if _remove_memory(folder / _NOTE_NAME):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 locks.free(lock)
@@ -125,7 +125,7 @@ def _children() -> Iterator[int]:
 def _files() -> list[Path]:
     """Return the files of shared memory."""
     with contextlib.suppress(OSError):
-        return [path for path in _MEMORY.iterdir() if path.is_file()]
+        return [path for path in _SHARED_MEMORY.iterdir() if path.is_file()]
     return []
 
 

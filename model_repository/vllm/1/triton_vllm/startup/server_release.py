@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONTAINER_ROOT = Path("/opt/tritonserver")
-_PROGRAM = "tritonserver"
+_SERVER_PROGRAM = "tritonserver"
 
 
 def find(server: int, variables: Mapping[str, str]) -> str:
@@ -57,7 +57,7 @@ def _root(server: int) -> Path:
     # The kernel refuses the link of a process with more rights than this one has.
     with contextlib.suppress(OSError):
         program = Path(f"/proc/{server}/exe").readlink()
-        if program.name == _PROGRAM:
+        if program.name == _SERVER_PROGRAM:
             return program.parent.parent
     # A Python program may embed Triton, as the container's OpenAI frontend does.
     return CONTAINER_ROOT

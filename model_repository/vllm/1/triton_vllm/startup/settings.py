@@ -147,8 +147,8 @@ def _refuse_misspelt(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _dialect(text: str) -> Dialect:
-    if text != official.NAME:
-        raise ValueError(f"must be {official.NAME} or empty, not {text}")
+    if text != official.DIALECT_NAME:
+        raise ValueError(f"must be {official.DIALECT_NAME} or empty, not {text}")
     return OFFICIAL
 
 

@@ -77,9 +77,9 @@ SWITCHES = (
         until="FlashInfer's all-reduce asks has_flashinfer() first, as other parts of vLLM do",
     ),
 )
-_COMPILERS = ("g++", "c++", "clang++")
+_CPP_COMPILERS = ("g++", "c++", "clang++")
 # FlashInfer's kernels, compiled. Nobody publishes them for vLLM's pin today.
-_COMPILED = "flashinfer_jit_cache"
+_COMPILED_KERNELS = "flashinfer_jit_cache"
 _TOOLKIT = "CUDA toolkit (nvcc, and a C++ compiler)"
 
 
@@ -165,12 +165,14 @@ def has_toolkit(environment: Mapping[str, str]) -> bool:
         nvcc = shutil.which(os.path.join(home, "bin", "nvcc"))  # noqa: PTH118
     else:
         nvcc = shutil.which("nvcc", path=path) or shutil.which("/usr/local/cuda/bin/nvcc")
-    has_cpp = "CXX" in environment or any(shutil.which(name, path=path) for name in _COMPILERS)
+    has_cpp = "CXX" in environment or any(shutil.which(name, path=path) for name in _CPP_COMPILERS)
     return nvcc is not None and has_cpp
 
 
 def _can_compile(library: str, environment: Mapping[str, str]) -> bool:
-    return (library == "flashinfer" and _is_installed(_COMPILED)) or has_toolkit(environment)
+    return (library == "flashinfer" and _is_installed(_COMPILED_KERNELS)) or has_toolkit(
+        environment
+    )
 
 
 def _is_installed(library: str) -> bool:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base import official
 from triton_vllm.startup import engine_args
-from triton_vllm.startup.home import ROOT, private_folder
+from triton_vllm.startup.home import ROOT_VARIABLE, private_folder
 from triton_vllm.startup.manifest import FILE_NAME
 
 if TYPE_CHECKING:
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.protocols import Log
 
-FOLDER = "vllm_cache"
-RECORD = "warm.json"
-WARM = "TRITON_VLLM_WARM"
+CACHE_FOLDER = "vllm_cache"
+RECORD_NAME = "warm.json"
+WARM_VARIABLE = "TRITON_VLLM_WARM"
 """The variable that names the folder which this load must fill; set by ``--warm``."""
 # vLLM puts both below its cache root for torch.compile, but not for kernels that it launches itself
 # (seen in 0.22.1).
-_BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+_CACHES_BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 # The start-up hook sets such a path if the operator has not set one.
-_OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")
-_GPUS = Path("/proc/driver/nvidia/gpus")
-_CPU = Path("/proc/cpuinfo")
+_OUR_INDUCTOR = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")
+_GPUS_FOLDER = Path("/proc/driver/nvidia/gpus")
+_CPU_FILE = Path("/proc/cpuinfo")
 _REMEDY = "make it again with ./gen_vllm_env.sh --warm"
 
 
@@ -86,17 +86,17 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
             is kept.
         log: reports which caches are used, or why they are not.
     """
-    filled = model_dir / FOLDER
-    if environment.get(WARM):
-        root = Path(environment[WARM])
+    filled = model_dir / CACHE_FOLDER
+    if environment.get(WARM_VARIABLE):
+        root = Path(environment[WARM_VARIABLE])
         _write(root, current(model_dir))
         _point(environment, root, replace=True)
         log.info(f"warming: vLLM fills its caches in {root}")
         return
     if not filled.is_dir():
         return
-    if environment.get(ROOT):
-        log.info(f"{ROOT}={environment[ROOT]} is set, so {filled} is not used")
+    if environment.get(ROOT_VARIABLE):
+        log.info(f"{ROOT_VARIABLE}={environment[ROOT_VARIABLE]} is set, so {filled} is not used")
         return
     try:
         record = read(filled)
@@ -145,7 +145,7 @@ def read(filled: Path) -> Record:
         ValueError: the record is not JSON.
         TypeError: the record has another format.
     """
-    fields = json.loads((filled / RECORD).read_text(encoding="utf-8"))
+    fields = json.loads((filled / RECORD_NAME).read_text(encoding="utf-8"))
     return Record(**{**fields, "devices": tuple(fields.get("devices", ()))})
 
 
@@ -187,12 +187,12 @@ def device_names() -> tuple[str, ...]:
     # Files have the names. A call of the driver would initialize it, before vLLM does.
     names: set[str] = set()
     with contextlib.suppress(OSError):
-        for file in _GPUS.glob("*/information"):
+        for file in _GPUS_FOLDER.glob("*/information"):
             text = file.read_text(encoding="utf-8")
             names.update(re.findall(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))
     if not names:
         with contextlib.suppress(OSError):
-            text = _CPU.read_text(encoding="utf-8")
+            text = _CPU_FILE.read_text(encoding="utf-8")
             names.update(re.findall(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE))
     # Processors other than x86 may have no "model name".
     return tuple(sorted(names)) or (platform.machine(),)
@@ -207,7 +207,7 @@ def private_copy(filled: Path, record: Record, environment: Mapping[str, str]) -
     Raises:
         OSError: no folder can be written, or the files cannot be read.
     """
-    name = hashlib.sha256((filled / RECORD).read_bytes()).hexdigest()[:16]
+    name = hashlib.sha256((filled / RECORD_NAME).read_bytes()).hexdigest()[:16]
     place = _writable_place(environment)
     copy = place / name
     if not copy.is_dir():
@@ -266,11 +266,11 @@ def _moved(value: Any, old: str, new: str) -> Any:
 
 
 def _point(environment: MutableMapping[str, str], root: Path, *, replace: bool) -> None:
-    environment[ROOT] = str(root)
-    for name, folder in _BELOW.items():
+    environment[ROOT_VARIABLE] = str(root)
+    for name, folder in _CACHES_BELOW.items():
         path = environment.get(name, "")
         # A path that the operator has set stays.
-        if replace or not path or _OURS.search(path):
+        if replace or not path or _OUR_INDUCTOR.search(path):
             environment[name] = str(root / folder)
 
 
@@ -278,7 +278,7 @@ def _write(root: Path, record: Record) -> None:
     root.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
     fields = {**asdict(record), "root": str(root), "made_at": now}
-    (root / RECORD).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    (root / RECORD_NAME).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def _writable_place(environment: Mapping[str, str]) -> Path:

@@ -32,6 +32,7 @@ from triton_vllm.vllm_api.fields import (
 )
 from triton_vllm.vllm_api.instances import connect, lacking, launch, note_statistics
 from triton_vllm.vllm_api.log_probabilities import forget_texts
+from triton_vllm.vllm_api.names import Vllm, load
 from triton_vllm.vllm_api.openai import (
     Application,
     OpenAiError,
@@ -52,7 +53,6 @@ from triton_vllm.vllm_api.parsers import (
     check_parsers,
     has_parsers,
 )
-from triton_vllm.vllm_api.parts import Vllm, load
 from triton_vllm.vllm_api.platform import (
     child_environment,
     devices_compute,

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import CompletionOutput
 
 # The text of a token may depend on those before it, e.g. on those of the same character.
-_CONTEXT = 8
+_CONTEXT_TOKENS = 8
 """How many preceding tokens are decoded together with a token."""
-_INCOMPLETE = "\ufffd"
+_INCOMPLETE_TEXT = "\ufffd"
 """The text that a decoder writes for the first tokens of a character that takes several tokens."""
 
 
@@ -56,21 +56,21 @@ class Aligner:
         self._received = 0  # characters
         self._returned = 0  # characters
 
-    def take(self, part: CompletionOutput | Fragment) -> list[Fragment]:
+    def take(self, output: CompletionOutput | Fragment) -> list[Fragment]:
         """Return the parts whose text is complete, with their tokens.
 
         The last output of a completion returns the rest, with the reason of its end.
         """
-        ended = part.finish_reason is not None
-        self._text += part.text
-        self._received += len(part.text)
+        ended = output.finish_reason is not None
+        self._text += output.text
+        self._received += len(output.text)
         # vLLM holds back exactly `_held` characters, so the received ones give the length of all
         # text so far.
         length = self._received if ended else self._received + self._held
         if self._first is None:
-            self._add(part.token_ids, length, self._length)
+            self._add(output.token_ids, length, self._length)
         else:
-            self._first += part.token_ids
+            self._first += output.token_ids
             if self._received or ended:
                 self._add(self._first, length, 0 if ended else None)
                 self._first = None
@@ -80,7 +80,7 @@ class Aligner:
             fragments.append(self._next())
         if ended:
             last = fragments.pop() if fragments else Fragment("", [])
-            fragments.append(Fragment(last.text + self._text, last.token_ids, part.finish_reason))
+            fragments.append(Fragment(last.text + self._text, last.token_ids, output.finish_reason))
         return fragments
 
     def _add(self, ids: Sequence[int], length: int, base: int | None) -> None:
@@ -98,10 +98,10 @@ class Aligner:
         # The end of a single token is `length`. It need not be decoded.
         if len(ids) > 1:
             for at in range(len(self._recent), len(known)):
-                before = known[max(0, at - _CONTEXT) : at]
+                before = known[max(0, at - _CONTEXT_TOKENS) : at]
                 end += self._text_length([*before, known[at]]) - self._text_length(before)
                 ends.append(end)
-        self._recent = known[-_CONTEXT:]
+        self._recent = known[-_CONTEXT_TOKENS:]
         if base is None:
             base = length - end
         lengths = [min(base + own, length) for own in ends[:-1]]
@@ -110,7 +110,7 @@ class Aligner:
         self._waiting += map(_Token, lengths, ids)
 
     def _text_length(self, ids: list[int]) -> int:
-        return len(self._decode(ids).rstrip(_INCOMPLETE)) if ids else 0
+        return len(self._decode(ids).rstrip(_INCOMPLETE_TEXT)) if ids else 0
 
     def _next(self) -> Fragment:
         """Return the first token that waits, with its text."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from triton_vllm.base.protocols import Collector, EngineClient, Output
-    from triton_vllm.vllm_api.parts import Vllm
+    from triton_vllm.vllm_api.names import Vllm
 
 
 def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:

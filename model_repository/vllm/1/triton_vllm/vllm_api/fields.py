@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from triton_vllm.vllm_api.parts import Vllm
+    from triton_vllm.vllm_api.names import Vllm
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from triton_vllm.base.protocols import EngineClient
-    from triton_vllm.vllm_api.parts import Vllm
+    from triton_vllm.vllm_api.names import Vllm
 
-_CLIENT = "vllm.v1.engine.core_client"
-_READY = "VLLM_ENGINE_READY_TIMEOUT_S"
-_PARAMETERS = ("client_addresses", "client_count", "client_index")
-_COUNT = "_api_process_count"
-_RANK = "_api_process_rank"
+_CLIENT_MODULE = "vllm.v1.engine.core_client"
+_READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
+_CLIENT_PARAMETERS = ("client_addresses", "client_count", "client_index")
+_COUNT_FIELD = "_api_process_count"
+_RANK_FIELD = "_api_process_rank"
 # The engine runs already. vLLM would wait for it as long as for one that is still loading.
 CONNECT_S = 60
 """How many seconds a front end waits for the engine."""
@@ -32,17 +32,19 @@ CONNECT_S = 60
 def lacking(vllm: Vllm) -> str:
     """Return the names that this vLLM lacks for several front ends; empty if it lacks none."""
     try:
-        client = importlib.import_module(_CLIENT)
+        client = importlib.import_module(_CLIENT_MODULE)
     except ImportError:
-        return _CLIENT
+        return _CLIENT_MODULE
     takes = inspect.signature(getattr(vllm.AsyncLLM, "from_vllm_config", lambda: None)).parameters
-    missing = [name for name in _PARAMETERS if name not in takes]
+    missing = [name for name in _CLIENT_PARAMETERS if name not in takes]
     launch = getattr(client, "launch_core_engines", None)
     if launch is None or "addresses" not in inspect.signature(launch).parameters:
         missing.append("launch_core_engines(addresses)")
-    if not hasattr(client, _READY):
-        missing.append(_READY)
-    missing += [name for name in (_COUNT, _RANK) if not hasattr(vllm.AsyncEngineArgs, name)]
+    if not hasattr(client, _READY_TIMEOUT):
+        missing.append(_READY_TIMEOUT)
+    missing += [
+        name for name in (_COUNT_FIELD, _RANK_FIELD) if not hasattr(vllm.AsyncEngineArgs, name)
+    ]
     return ", ".join(missing)
 
 
@@ -67,7 +69,7 @@ def launch(
         ConfigError: a rank is on another machine, which cannot reach the front ends of this one.
             Or this vLLM starts its engine in another way.
     """
-    client = importlib.import_module(_CLIENT)
+    client = importlib.import_module(_CLIENT_MODULE)
     launch_engines = client.launch_core_engines
     signature = inspect.signature(launch_engines)
     statistics: str | None = None
@@ -122,12 +124,12 @@ def connect(
     Raises:
         TimeoutError: the engine does not answer.
     """
-    client = importlib.import_module(_CLIENT)
+    client = importlib.import_module(_CLIENT_MODULE)
     addresses = {name: address for name, address in place.items() if address is not None}
     # Patch patience-of-front-ends: vLLM has one time limit for engines that load and for those that
     # run (since 0.14; v1/engine/core_client.py reads the variable when it is imported). It may go
     # when `from_vllm_config` takes the limit.
-    with _replaced(client, _READY, CONNECT_S):
+    with _replaced(client, _READY_TIMEOUT, CONNECT_S):
         return _client(vllm, values, index=index, count=count, addresses=addresses)
 
 
@@ -183,8 +185,8 @@ def _client(
     def make(args: Any) -> Any:
         # With these set, vLLM turns off its cache of pictures. Only one front end and the engine
         # could agree on its contents.
-        setattr(args, _COUNT, count)
-        setattr(args, _RANK, index)
+        setattr(args, _COUNT_FIELD, count)
+        setattr(args, _RANK_FIELD, index)
         return vllm.AsyncLLM.from_vllm_config(
             args.create_engine_config(vllm.UsageContext.API_SERVER),
             usage_context=vllm.UsageContext.API_SERVER,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from triton_vllm.base.errors import AdapterError
     from triton_vllm.base.protocols import EngineClient
     from triton_vllm.vllm_api.bodies import BodyType
+    from triton_vllm.vllm_api.names import Vllm
     from triton_vllm.vllm_api.parsers import ParserNames
-    from triton_vllm.vllm_api.parts import Vllm
 
 # The newest place comes first. From 0.30 on, `openai.api_server` only warns and imports.
 SERVER_PLACES: Mapping[str, tuple[str, ...]] = {

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
 
 # A log probability costs the event loop 5 to 8 us, so 16 outputs with 20 each take about 2 ms.
-SLICE = 16
+SLICE_OUTPUTS = 16
 """The most outputs with log probabilities that are handled at a time."""
-STEPS = 8
+STEPS_IN_A_ROW = 8
 """After so many steps, held outputs are given although more steps have arrived."""
-PACKED_FROM = 2_000
+PACKED_FROM_OUTPUTS = 2_000
 """Once so many outputs are held, further ones are packed.
 
 To pack an output and to unpack it takes 20 us. So a short delay is worked off without packing.
@@ -66,7 +66,7 @@ class FairOutputs:
         # cancellation, must run although it has fallen behind.
         await asyncio.sleep(0)
         arrived = self._llm.engine_core.outputs_queue.qsize()
-        if not arrived or self._steps >= STEPS:
+        if not arrived or self._steps >= STEPS_IN_A_ROW:
             self._steps = 0
             held = self._next_held()
             if held is not None:
@@ -91,7 +91,7 @@ class FairOutputs:
                 others.append(output)
                 continue
             held = self._held.setdefault(request, _Held(self._packer))
-            held.append(step, output, pack=self._held_count >= PACKED_FROM)
+            held.append(step, output, pack=self._held_count >= PACKED_FROM_OUTPUTS)
             self._held_count += 1
         message.outputs = others
 
@@ -99,7 +99,7 @@ class FairOutputs:
         """Return the next held outputs of one step, or None."""
         step = None
         outputs: list[Any] = []
-        while self._held and len(outputs) < SLICE:
+        while self._held and len(outputs) < SLICE_OUTPUTS:
             request = next(iter(self._held))
             held = self._held[request]
             # vLLM, too, ignores the outputs of a request that has been aborted.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.protocols import CompletionOutput, EngineClient
 
-_REQUEST = "vllm.entrypoints.openai.chat_completion.protocol"
+_REQUEST_MODULE = "vllm.entrypoints.openai.chat_completion.protocol"
 _MANAGERS = {
     "tool_parser": ("vllm.tool_parsers", "ToolParserManager"),
     "reasoning_parser": ("vllm.reasoning", "ReasoningParserManager"),
@@ -54,7 +54,7 @@ def has_parsers() -> bool:
     # They do since 0.26. vLLM 0.24 has the classes but not all of these methods. Each chat would
     # fail there.
     try:
-        request = importlib.import_module(_REQUEST).ChatCompletionRequest
+        request = importlib.import_module(_REQUEST_MODULE).ChatCompletionRequest
         parser = importlib.import_module("vllm.parser.abstract_parser").Parser
     except (ImportError, AttributeError):
         return False
@@ -125,7 +125,7 @@ class Parsers:
         self.names = names
         self._config = llm.model_config
         self._tokenizer = llm.get_tokenizer()
-        self._request = importlib.import_module(_REQUEST).ChatCompletionRequest
+        self._request = importlib.import_module(_REQUEST_MODULE).ChatCompletionRequest
         get_parser = importlib.import_module("vllm.parser").ParserManager.get_parser
         options = {
             "tool_parser_name": names.tool or None,
@@ -292,11 +292,11 @@ class Reader:
         self._parser = conversation.make()
         self._one = conversation.request.parallel_tool_calls is False
 
-    def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
+    def read(self, output: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
         """Return the content of one output of vLLM.
 
         Args:
-            part: the output.
+            output: one of vLLM's outputs, or a fragment of it.
             prompt: the prompt's token ids.
 
         Raises:
@@ -305,16 +305,16 @@ class Reader:
         if prompt is not None and hasattr(self._parser, "set_prompt_token_ids"):
             self._parser.set_prompt_token_ids(prompt)
         reasoning, content, calls = self._parser.parse(
-            part.text,
+            output.text,
             self._request,
             enable_auto_tools=self._auto_tools,
-            model_output_token_ids=part.token_ids,
+            model_output_token_ids=output.token_ids,
         )
         choice = self._request.tool_choice
         automatic = choice == "auto" and self._request.tools and self._auto_tools
         if not automatic and choice != "required" and not _is_named(choice):
             calls = None
-        reason = part.finish_reason
+        reason = output.finish_reason
         if (choice == "auto" and calls) or (choice == "required" and reason == "stop"):
             reason = "tool_calls"
         tool_calls = [_tool_call(call) for call in calls or ()]
@@ -341,15 +341,15 @@ class _StreamReader(Reader):
             )
             self.aligner = Aligner(conversation.held_characters, decode)
 
-    def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
-        reason = part.finish_reason
+    def read(self, output: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
+        reason = output.finish_reason
         # The completion ended before its first token, so there is nothing to parse.
-        if not part.text and not part.token_ids and not self._begun:
+        if not output.text and not output.token_ids and not self._begun:
             return Piece(finish_reason=reason)
         self._begun = True
         delta = self._parser.parse_delta(
-            delta_text=part.text,
-            delta_token_ids=list(part.token_ids),
+            delta_text=output.text,
+            delta_token_ids=list(output.token_ids),
             request=self._request,
             prompt_token_ids=prompt,
             finished=reason is not None,

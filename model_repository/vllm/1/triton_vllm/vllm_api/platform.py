@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, MutableMapping
 
     from triton_vllm.base.protocols import PrometheusFamily
-    from triton_vllm.vllm_api.parts import Vllm
+    from triton_vllm.vllm_api.names import Vllm
 
-THREADS = "OMP_NUM_THREADS"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 def variables() -> Collection[str]:
@@ -55,10 +55,10 @@ def limit_threads(vllm: Vllm, environment: MutableMapping[str, str]) -> None:
     # vLLM 0.32 and newer do so themselves once the model is loaded. Older ones do so only in
     # workers that are separate processes, and before the load. With a thread for each of 64 cores,
     # a list of 100,000 token ids stopped all other requests for 1.2 s instead of 0.2 s.
-    if vllm.limits_threads or runs_on_cpu() or environment.get(THREADS):
+    if vllm.limits_threads or runs_on_cpu() or environment.get(THREADS_VARIABLE):
         return
     # A spawned EngineCore reads the variable, and a forked one inherits Torch's own setting.
-    environment[THREADS] = "1"
+    environment[THREADS_VARIABLE] = "1"
     importlib.import_module("torch").set_num_threads(1)
 
 

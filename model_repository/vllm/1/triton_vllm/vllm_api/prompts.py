@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from triton_vllm.base.protocols import EngineClient, Renderer
-    from triton_vllm.vllm_api.parts import Vllm
+    from triton_vllm.vllm_api.names import Vllm
 
 
 def renderer(vllm: Vllm, llm: EngineClient) -> Renderer | None:

@@ -12,11 +12,13 @@ from triton_vllm.base.protocols import Gathered, Told
 if TYPE_CHECKING:
     from triton_vllm.base.errors import AdapterError
     from triton_vllm.base.protocols import Output
-    from triton_vllm.vllm_api.parts import Vllm
+    from triton_vllm.vllm_api.names import Vllm
 
 _ADVICE = re.compile(r"\.?\s*Set VLLM_\w+ to\s+increase this\s+limit\.?\s*$")
-FAILED = "the engine could not finish this request; the server's log has the details"
-RETRY = "the engine could not finish this request; the same request may succeed if it is sent again"
+REQUEST_FAILED = "the engine could not finish this request; the server's log has the details"
+REQUEST_MAY_SUCCEED = (
+    "the engine could not finish this request; the same request may succeed if it is sent again"
+)
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
@@ -62,10 +64,10 @@ def failure(item: Output) -> AdapterError | None:
     if isinstance(item, Gathered):
         return next(filter(None, map(failure, outputs)), None)
     if isinstance(outputs, list):
-        failed = any(part.finish_reason == "error" for part in outputs)
-        return InternalError(FAILED) if failed else None
+        failed = any(completion.finish_reason == "error" for completion in outputs)
+        return InternalError(REQUEST_FAILED) if failed else None
     # A pooled output that failed has an `error` (since 0.32) or no numbers.
     error = getattr(item, "error", None)
     if getattr(error, "retryable", False):
-        return UnavailableError(RETRY)
-    return InternalError(FAILED) if error is not None or not outputs.data.numel() else None
+        return UnavailableError(REQUEST_MAY_SUCCEED)
+    return InternalError(REQUEST_FAILED) if error is not None or not outputs.data.numel() else None

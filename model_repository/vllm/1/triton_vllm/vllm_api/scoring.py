@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 RenderPair = Callable[[Any, Any, Any], Awaitable[tuple[Any, Any]]]
 """Takes two texts and PoolingParams. Returns a prompt and its own PoolingParams."""
-_PLACE = "vllm.entrypoints.pooling.scoring"
-_TEMPLATES = ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils")  # 0.32, 0.28
+_SCORING_PACKAGE = "vllm.entrypoints.pooling.scoring"
+_TEMPLATE_MODULES = ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils")  # 0.32, 0.28
 
 
 def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
@@ -37,10 +37,10 @@ def pair_renderer(llm: EngineClient, template: str | None = None) -> RenderPair 
         template: the chat template. None means the model's own.
     """
     try:
-        protocol = importlib.import_module(f"{_PLACE}.protocol")
+        protocol = importlib.import_module(f"{_SCORING_PACKAGE}.protocol")
         # Only its tokenization parameters are used, which do not depend on the texts.
         request = protocol.ScoreTextRequest(text_1="a", text_2="a")
-        processors = importlib.import_module(f"{_PLACE}.io_processor").ScoringIOProcessors
+        processors = importlib.import_module(f"{_SCORING_PACKAGE}.io_processor").ScoringIOProcessors
         processor = processors["cross-encoder"](
             vllm_config=getattr(llm, "vllm_config", None),
             renderer=getattr(llm, "renderer", None),
@@ -69,7 +69,7 @@ def pair_renderer(llm: EngineClient, template: str | None = None) -> RenderPair 
 
 
 def _template_config(template: str | None) -> Any:
-    for place in _TEMPLATES:
+    for place in _TEMPLATE_MODULES:
         try:
             return importlib.import_module(place).ChatTemplateConfig(chat_template=template)
         except (ImportError, AttributeError):

@@ -47,7 +47,7 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Vllm:
-    """The parts of the installed vLLM that the adapter uses.
+    """What the adapter uses of the installed vLLM.
 
     Fields that are not listed here have vLLM's own names.
 
