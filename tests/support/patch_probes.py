@@ -275,17 +275,21 @@ def cached_variables(request: Any, patched: bool) -> str:
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, RequestStateStats
 
+    from triton_vllm.vllm_api.engine import start_with
+
     looked_up: list[str] = []
     real = envs.environment_variables.copy()
 
     def noting(name: str) -> Any:
         return lambda: (looked_up.append(name), real[name]())[1]
 
-    with unchanged("vllm.envs", "__getattr__"):
+    log_probabilities_ = unchanged("vllm.v1.engine.logprobs", "convert_ids_list_to_tokens", "create_sample_logprobs")
+    with unchanged("vllm.envs", "__getattr__"), log_probabilities_:
         envs.environment_variables.update({name: noting(name) for name in real})
         try:
             if patched:
-                envs.enable_envs_cache()
+                vllm, values = config(request)
+                start_with(vllm, values, lambda _: SimpleNamespace())
             looked_up.clear()
             stats, lora = IterationStats(), LoRARequestStates(log_stats=False)
             state = RequestStateStats(arrival_time=0.0)
@@ -409,8 +413,8 @@ async def server_of_application(request: Any, patched: bool) -> str:
     app = made.app
     app.state.args = Namespace(log_error_stack=False)
     app.state.engine_client = llm
-    if patched:
-        app.state.server = SimpleNamespace(should_exit=False)
+    if not patched:
+        del app.state.server
     kinds = [kind for kind in EngineDeadError.__mro__ if kind in app.exception_handlers]
     answer = await app.exception_handlers[kinds[0]](SimpleNamespace(app=app, state=SimpleNamespace()), EngineDeadError())
     return "" if answer.status_code == 500 else f"status {answer.status_code}"

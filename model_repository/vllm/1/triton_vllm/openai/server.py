@@ -9,7 +9,6 @@ import resource
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
@@ -111,10 +110,6 @@ class Server:
             self._application = vllm_api.build_application(
                 self._rules.vllm, checked, self._plan.args, tasks
             )
-            # Patch server-of-application: vLLM's handlers end the server of a dead engine (since
-            # 0.11; terminate_if_errored). This one waits for the next engine. It may go when they
-            # work without a server.
-            self._application.app.state.server = SimpleNamespace(should_exit=False)
         await self._application.use(checked, tasks)
         for name in self._rules.adapters.listed:
             self._application.add_adapter(name)

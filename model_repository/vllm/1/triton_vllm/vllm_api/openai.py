@@ -7,6 +7,7 @@ import inspect
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError, UnsupportedError
@@ -168,6 +169,10 @@ def build_application(
         app = build(**_taken(build, given))
     finally:
         logging.root.setLevel(level)
+    # Patch server-of-application: vLLM's handlers end the server of a dead engine (since 0.11;
+    # terminate_if_errored). Ours waits for the next engine. It may go when they work without a
+    # server.
+    app.state.server = SimpleNamespace(should_exit=False)
     return Application(vllm, app, args, body_types(app))
 
 
