@@ -1,7 +1,6 @@
 """The build: its stages in their order. Each stage takes what the previous one returned."""
 
 import dataclasses
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_env.base import report
-from vllm_env.base.filesystem import file_sha256, write_whole
+from vllm_env.base.filesystem import write_whole
 from vllm_env.base.workspace import Workspace
+from vllm_env.inside import parts_unpack
 from vllm_env.layout.layout import Packed
 from vllm_env.lock.pylock import Lock
 from vllm_env.model.manifest import (
@@ -22,16 +22,7 @@ from vllm_env.model.manifest import (
     describe_build,
     render_sbom,
 )
-from vllm_env.plan import (
-    TEMPLATE,
-    BuildRequest,
-    Plan,
-    check_server,
-    has_gpu,
-    make_plan,
-    standing,
-    subject_of,
-)
+from vllm_env.plan import Plan, find_published, resolve
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.exchange import remove_abandoned_staging
 from vllm_env.publish.model_config import (
@@ -42,16 +33,17 @@ from vllm_env.publish.model_config import (
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.serve.leftovers import server_runs
-from vllm_env.serve.proof import CLIENT, PROMPTS, recall, remember, state_before_run
-from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
+from vllm_env.serve.proof import CLIENT, PROMPTS, remember, state_before_run
+from vllm_env.serve.smoke import SmokeRequest, SmokeResult, copied, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
-from vllm_env.triton.root import STUB_LIBRARIES, TritonRoot
+from vllm_env.sketch import TEMPLATE, BuildRequest, check_server, make_sketch, subject_of
+from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.together import beside
 from vllm_env.verify.tree_rules import Expected
-from vllm_env.verify.verify import verified_mark, verify_packed
+from vllm_env.verify.verify import opened, verified_mark, verify_tree
 
 
 @dataclass(frozen=True)
@@ -86,11 +78,8 @@ def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
     with workspace.exclusive():
         for folder in workspace.cache.remove_abandoned():
             report.debug(f"removed {folder}, left by a build that was killed")
-        plan = make_plan(workspace, request)
-        assert plan.lock  # noqa: S101 - only a dry run may not know it
-        if plan.unserved:
-            request = dataclasses.replace(request, smoke=False)
-        return _Build(workspace, request, plan, plan.lock).run()
+        sketch = make_sketch(workspace, request)
+        return _Build(workspace, resolve(workspace, sketch)).run()
 
 
 @dataclass(frozen=True)
@@ -98,13 +87,21 @@ class _Build:
     """One running build."""
 
     workspace: Workspace
-    request: BuildRequest
     plan: Plan
-    lock: Lock
+
+    @property
+    def request(self) -> BuildRequest:
+        """Return the request, without a smoke run if this machine cannot serve the model."""
+        return self.plan.sketch.request
+
+    @property
+    def lock(self) -> Lock:
+        """Return the exact files."""
+        return self.plan.lock
 
     def run(self) -> BuildResult:
         target = self.request.model_folder
-        published = _published(target, self.plan.key)
+        published = find_published(target, self.plan.key)
         # The key does not tell that an adopted model has outdated code or configuration, or that
         # the user asks for another count of instances.
         outdated = self.request.adoption and self.request.adoption.outdated
@@ -127,10 +124,44 @@ class _Build:
     def _rebuild(self) -> BuildResult:
         workspace = self.workspace
         request = self.request
-        check_server(request, self.lock.spec.profile)
+        triton = self.plan.triton
+        # Otherwise it was checked with the sketch.
+        if not self.plan.sketch.serves_anyway:
+            check_server(request, self.lock.spec.profile)
+        # 1) Make the files
         prefix = self._prefix()
         stub = self._stub(prefix)
         packed, standin = self._pack(prefix)
+        built, manifest = self._describe(prefix, stub, packed)
+        # 2) Check them. What is served is staged: a model that fails is not published.
+        smoke = None
+        before: dict[str, Any] = {}
+        if request.smoke:
+            with workspace.cache.staging() as staging:
+                candidate = staging / request.model
+                stage_candidate(built, request.model_folder, request.template, candidate)
+                before = state_before_run(candidate, triton.path)
+
+                def serve() -> SmokeResult:
+                    # If the stand-in could not be made, this raises the error.
+                    made = standin.result() if standin else None
+                    return self._smoke(candidate, prefix, made)
+
+                smoke = self._verify(stub, packed, serve)
+        else:
+            self._verify(stub, packed, serve=None)
+        # 3) Publish them
+        with report.stage("publish"):
+            model = publish(workspace, built, request.repository, request.model, request.template)
+            report.step(str(model))
+        if smoke:
+            self._keep_proof(model, manifest, smoke, before)
+        self._evict(prefix, packed)
+        return self._result(model, manifest, smoke, rebuilt=True)
+
+    def _describe(self, prefix: Prefix, stub: Stub, packed: Packed) -> tuple[BuiltSet, Manifest]:
+        """Return the set to publish, and its manifest."""
+        request = self.request
         source = request.adoption.source if request.adoption else None
         # A build for a model that was adopted earlier keeps the record of its source.
         origin = str(source) if source else adopted_from(request.model_folder)
@@ -146,35 +177,15 @@ class _Build:
             stub_libraries=stub.libraries,
             count=request.count or self._first_count(manifest),
         )
-        smoke = None
-        served: dict[str, Any] = {}
-        if request.smoke:
-            # It serves a staged copy, so that a model that fails is not published.
-            with workspace.cache.staging() as staging:
-                candidate = staging / request.model
-                stage_candidate(built, request.model_folder, request.template, candidate)
-                served = state_before_run(candidate, self.plan.triton.path)
+        return built, manifest
 
-                def serve() -> SmokeResult:
-                    # If the stand-in could not be made, this raises the error.
-                    made = standin.result() if standin else None
-                    return self._smoke(candidate, prefix, made)
-
-                smoke = self._verify_and_serve(stub, packed, serve)
-        else:
-            self._verify(stub, packed)
-        with report.stage("publish"):
-            model = publish(workspace, built, request.repository, request.model, request.template)
-            report.step(str(model))
-        if smoke:
-            self._keep_proof(model, manifest, smoke, served)
+    def _evict(self, prefix: Prefix, packed: Packed) -> None:
         keep = {prefix.path.parent, packed.path}
         # A server marks its copy of vLLM's caches as used only when it starts. Weeks later, vLLM
         # still reads a file there when it meets a new shape.
         if server_runs():
-            keep.update(workspace.cache.path("warm").glob("*"))
-        workspace.cache.evict(keep)
-        return self._result(model, manifest, smoke, rebuilt=True)
+            keep.update(self.workspace.cache.path("warm").glob("*"))
+        self.workspace.cache.evict(keep)
 
     def _first_count(self, manifest: Manifest) -> int:
         """Return the count for a model's first build; 0 leaves the configuration as it is."""
@@ -194,7 +205,7 @@ class _Build:
             rebuilt=rebuilt,
             triton=self.plan.triton,
             smoke=smoke,
-            unserved=self.plan.unserved,
+            unserved=self.plan.sketch.unserved,
         )
 
     def _prefix(self) -> Prefix:
@@ -236,65 +247,64 @@ class _Build:
         # It takes one core for 4 s.
         return beside(partial(ensure_standin, self.workspace, prefix.python))
 
-    def _verify_and_serve(
-        self, stub: Stub, packed: Packed, serve: Callable[[], SmokeResult]
-    ) -> SmokeResult:
-        """Check the environment, and serve the model meanwhile if the layout allows it."""
-        served: Future[SmokeResult] = Future()
-
-        def try_to_serve() -> None:
-            # The checks come first: their message is closer to the cause.
-            try:
-                served.set_result(serve())
-            except BaseException as error:  # noqa: BLE001 - raised below
-                served.set_exception(error)
-
-        self._verify(stub, packed, try_to_serve)
-        return served.result() if served.done() else serve()
-
     def _verify(
-        self, stub: Stub, packed: Packed, serve: Callable[[], object] | None = None
-    ) -> None:
-        """Check the environment unless it has passed before."""
+        self, stub: Stub, packed: Packed, serve: Callable[[], SmokeResult] | None
+    ) -> SmokeResult | None:
+        """Check the environment unless it has passed before; serve the model, at best meanwhile."""
         workspace = self.workspace
+        layout = self.request.layout
         lock = self.lock
         expected = Expected(
             stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile
         )
         mark = verified_mark(workspace, packed.identity, stub.sha256, expected)
+        served = None
         with report.stage("verify"):
             if mark.is_file():
                 report.step("passed before")
-                return
-            notes = verify_packed(
-                workspace,
-                self.request.layout,
-                packed,
-                expected,
-                self.plan.triton,
-                serve=serve,
-            )
-            # It tells the next build, also if the smoke run fails. An environment that failed is
-            # in the cache, too.
-            write_whole(mark, "")
-            for note in notes:
-                report.note(note)
-            report.step("loader rules, no path of the build, imports without activation")
+            else:
+                triton = self.plan.triton
+                keep = serve is not None
+                with (
+                    # 1) Open it as a server does. What passes stays where this user's servers look.
+                    opened(workspace, layout, packed, expected, triton, keep=keep) as tree,
+                    # 2) Check it, and serve the model meanwhile.
+                    self._serving(serve) as served,
+                ):
+                    # A server needs a core for 17 s, so the checks leave it one.
+                    spare = max(1, parts_unpack.cores() - 1) if served else None
+                    notes = verify_tree(workspace, tree, expected, at_once=spare)
+                # 3) Tell the next build, also if the smoke run fails. An environment that failed is
+                # in the cache, too.
+                write_whole(mark, "")
+                for note in notes:
+                    report.note(note)
+                report.step("loader rules, no path of the build, imports without activation")
+        # The errors of the checks come first: they are closer to the cause.
+        if served:
+            return served.result()
+        return serve() if serve else None
+
+    def _serving(
+        self, serve: Callable[[], SmokeResult] | None
+    ) -> AbstractContextManager[Future[SmokeResult] | None]:
+        """Serve the model while a block runs, unless that needs the space of the open tree."""
+        # Triton would extract it once more.
+        if serve is None or self.request.layout.extracted_space(self.lock.spec.profile):
+            return nullcontext()
+        return beside(serve)
 
     def _prove_again(self, model: Path, manifest: Manifest) -> SmokeResult | None:
-        subject = subject_of(self.request, manifest, self.plan.triton)
-        if subject and not self.request.smoke_again:
-            known = recall(self.workspace.cache, subject)
-            if known:
-                return known
-        served = state_before_run(model, self.plan.triton.path)
+        if self.plan.sketch.proof:
+            return self.plan.sketch.proof
+        before = state_before_run(model, self.plan.triton.path)
         smoke = self._smoke_again(model)
         if smoke:
-            self._keep_proof(model, manifest, smoke, served)
+            self._keep_proof(model, manifest, smoke, before)
         return smoke
 
     def _keep_proof(
-        self, model: Path, manifest: Manifest, smoke: SmokeResult, served: dict[str, Any]
+        self, model: Path, manifest: Manifest, smoke: SmokeResult, before: dict[str, Any]
     ) -> None:
         """Keep the result of a smoke run for the next build with nothing to do."""
         # The stand-in's name in the engine arguments belongs to the state that is kept.
@@ -302,24 +312,29 @@ class _Build:
         subject = subject_of(self.request, manifest, self.plan.triton)
         # The model is published. Without the proof, the next build only serves it again.
         try:
-            if subject and state_before_run(model, subject.triton) == served:
+            if subject and state_before_run(model, subject.triton) == before:
                 remember(self.workspace.cache, subject, smoke)
         except (OSError, ValueError) as error:
             report.debug(f"the answers of the smoke run are not kept: {error}")
 
     def _smoke_again(self, model: Path) -> SmokeResult | None:
-        if self.request.smoke_model:
-            return self._smoke(model, prefix=None)
-        # Only an environment can make the stand-in, and a container's cache may be gone.
-        is_there = has_prefix(self.workspace, self.lock, self.request.keep)
-        if is_there or self.request.smoke_again:
-            return self._smoke(model, self._prefix())
-        report.note("no smoke run: the cache no longer has an environment to make its stand-in")
-        return None
+        prefix = None
+        if not self.request.smoke_model:
+            # Only an environment can make the stand-in, and a container's cache may be gone.
+            is_there = has_prefix(self.workspace, self.lock, self.request.keep)
+            if not is_there and not self.request.smoke_again:
+                report.note(
+                    "no smoke run: the cache no longer has an environment to make its stand-in"
+                )
+                return None
+            prefix = self._prefix()
+        with copied(self.workspace, model) as copy:
+            return self._smoke(copy, prefix)
 
     def _smoke(
         self, model: Path, prefix: Prefix | None, standin: Path | None = None
     ) -> SmokeResult:
+        """Serve a model that is staged for it."""
         workspace = self.workspace
         named = self.request.smoke_model
         adoption = self.request.adoption
@@ -343,7 +358,7 @@ class _Build:
                     client=CLIENT,
                     prompts=PROMPTS,
                     log=log,
-                    gpu=self.plan.spec.profile == "cuda" and has_gpu(),
+                    gpu=self.lock.spec.profile == "cuda",
                     # Only the stand-in's answers are known.
                     expected=dict(FACTS) if standin else {},
                 ),
@@ -369,20 +384,3 @@ class _Build:
             size = f"{warmed.files} files, {warmed.size / 1e6:.0f} MB"
             report.step(f"ready after {warmed.ready_seconds:.0f} s, {size}")
         return warmed
-
-
-def _published(target: Path, key: str) -> Manifest | None:
-    """Return the manifest of the published model if a build would give the same, else None."""
-    manifest = standing(target, key)
-    # is_whole() compares sizes only: an archive has several GB.
-    if manifest is None or not manifest.is_whole(target):
-        return None
-    stub = target / manifest.stub.name
-    if not manifest.stub.is_in_model:
-        return None if stub.exists() else manifest
-    # Triton executes the stub. A copy by way of an object store loses the mode.
-    is_executable = stub.is_file() and os.access(stub, os.X_OK)
-    # Sets that were built before have no libraries of the stub.
-    has_libraries = (target / STUB_LIBRARIES).is_dir()
-    is_whole = is_executable and has_libraries and file_sha256(stub) == manifest.stub.sha256
-    return manifest if is_whole else None

@@ -7,7 +7,7 @@ from vllm_env.base import report
 from vllm_env.base.filesystem import require_space, tree_size
 from vllm_env.base.new_folder import filled, prepare
 from vllm_env.model.manifest import Manifest, check_files
-from vllm_env.plan import installed_triton
+from vllm_env.sketch import installed_triton
 
 # Without it, an incomplete environment cannot be used.
 _LAST = "bin"

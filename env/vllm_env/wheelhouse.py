@@ -16,7 +16,8 @@ from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
 from vllm_env.lock.fetch import PIP_RULES, by_hash
 from vllm_env.lock.pylock import PYTORCH, Lock, LockedWheel, requirements_of
-from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
+from vllm_env.plan import resolve
+from vllm_env.sketch import PROVISIONED, BuildRequest, make_sketch
 from vllm_env.triton.provision import fetch
 
 TOOLS_LOCK = CHECKOUT / "env" / "requirements.txt"
@@ -30,9 +31,8 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
         VllmEnvError: a file cannot be fetched, or does not match the lock.
     """
     with workspace.exclusive():
-        plan = make_plan(workspace, request)
+        plan = resolve(workspace, make_sketch(workspace, request))
         lock = plan.lock
-        assert lock  # noqa: S101 - only a dry run may not know it
         # In a container, root fills the folder of a user.
         owner = owner_of(folder)
         folder.mkdir(parents=True, exist_ok=True)

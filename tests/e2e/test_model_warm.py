@@ -20,7 +20,7 @@ from support.triton_client import stream, text_of
 from vllm_env.base.cache import cache_root
 from vllm_env.base.errors import CommandError
 from vllm_env.serve.server import Launch, TritonServer
-from vllm_env.serve.smoke import copy_model
+from vllm_env.serve.smoke import copy_model, set_arguments
 from vllm_env.serve.standin import FACTS
 from vllm_env.serve.warm import Warmed, warm
 
@@ -47,7 +47,8 @@ class Run:
 
 def make_model(parts: Parts, folder: Path, model: Path) -> Path:
     """Copies the built model's folder, with arguments that let vLLM compile."""
-    copy_model(parts.model, folder, {**CPU_ARGUMENTS, "model": str(model), "enforce_eager": False})
+    copy_model(parts.model, folder)
+    set_arguments(folder, {**CPU_ARGUMENTS, "model": str(model), "enforce_eager": False})
     point_to_environment(folder, parts.environment)
     return folder
 

@@ -23,7 +23,7 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.locks import locked
 from vllm_env.base.network import Network
 from vllm_env.interpreter.find import find_interpreter
-from vllm_env.plan import PROVISIONED
+from vllm_env.sketch import PROVISIONED
 from vllm_env.triton.provision import to_be_provisioned
 from vllm_env.triton.root import open_root
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from support import small_build
 from support.namespaces import without_network
-from vllm_env.plan import PROVISIONED, installed_triton
+from vllm_env.sketch import PROVISIONED, installed_triton
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,8 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError
 from vllm_env.lock.pylock import PYTORCH, LockedWheel
-from vllm_env.plan import BuildRequest, Plan
+from vllm_env.plan import Plan
+from vllm_env.sketch import BuildRequest, Sketch
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.triton.stub import StubPlan
 from vllm_env.triton.stub_source import StubOptions
@@ -35,13 +36,15 @@ def plan(channel: Channel, small_wheel: Path, tmp_path: Path) -> Plan:
     wheel = LockedWheel("vllm", "0.99.0", small_wheel.name, file_sha256(small_wheel), url=small_wheel.as_uri())
     lock = replace(lock, conda=channel.layer, wheels=(wheel,))
     triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
-    return Plan(lock.spec, triton, lock, StubPlan(triton, lock.python, StubOptions()), "k")
+    sketch = Sketch(BuildRequest(), lock.spec, triton)
+    return Plan(sketch, triton, lock, StubPlan(triton, lock.python, StubOptions()), "k")
 
 
 @pytest.fixture
 def asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned is always this."""
-    monkeypatch.setattr(module, "make_plan", lambda *_: plan)
+    monkeypatch.setattr(module, "make_sketch", lambda *_: plan.sketch)
+    monkeypatch.setattr(module, "resolve", lambda *_: plan)
 
 
 @pytest.fixture
@@ -90,10 +93,9 @@ def test_a_file_that_is_not_the_locks_is_refused(
     workspace: Workspace, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registry may have another file under the same name; it does not get into the folder."""
-    assert plan.lock
     (wheel,) = plan.lock.wheels
     other = replace(plan, lock=replace(plan.lock, wheels=(replace(wheel, sha256="0" * 64),)))
-    monkeypatch.setattr(module, "make_plan", lambda *_: other)
+    monkeypatch.setattr(module, "resolve", lambda *_: other)
     with pytest.raises(VllmEnvError, match="download the wheels of the lock"):
         fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
     assert _names(tmp_path / "house") == []
@@ -103,11 +105,10 @@ def test_only_torch_is_asked_of_pytorchs_index(
     workspace: Workspace, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock says which wheels only that index has; whatever else it offers is not taken from there."""
-    assert plan.lock
     (wheel,) = plan.lock.wheels
     torch = LockedWheel("torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "5" * 64, index=PYTORCH)
     lock = replace(plan.lock, wheels=(torch, wheel), spec=replace(plan.lock.spec, torch_backend="cpu"))
-    monkeypatch.setattr(module, "make_plan", lambda *_: replace(plan, lock=lock))
+    monkeypatch.setattr(module, "resolve", lambda *_: replace(plan, lock=lock))
     asked: list[tuple[str, str]] = []
 
     def recorded(_network: Network, arguments: list[object], _what: str, *, torch_backend: str = "", **_options: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from dataclasses import dataclass, field, replace
@@ -12,16 +13,17 @@ from support.small_build import small_lock
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.build import BuildResult, build
 from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
-from vllm_env.plan import BuildRequest, Plan
+from vllm_env.plan import Plan
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult
 from vllm_env.serve.warm import Warmed
+from vllm_env.sketch import BuildRequest, Sketch, find_proof
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.triton.stub import Stub, StubPlan
 from vllm_env.triton.stub_source import StubOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from vllm_env.base.workspace import Workspace
@@ -54,16 +56,22 @@ class Stages:
         if name == self.fails:
             raise self.error
 
-    def make_plan(self, workspace: Workspace, request: BuildRequest) -> Plan:
-        """A plan with a stub of the Triton's own."""
+    def make_sketch(self, workspace: Workspace, request: BuildRequest) -> Sketch:
+        """A sketch with a Triton that has a stub."""
         self._call("plan")
         stub = self.folder / "stub"
         stub.write_text("stub")
-        lock = small_lock()
-        spec = replace(lock.spec, profile=self.profile)
+        if self.unserved:
+            request = replace(request, smoke=False)
+        spec = replace(small_lock().spec, profile=self.profile)
         triton = TritonRoot(self.folder / "triton", "24.10", rules_of("24.10"), {"3.11": stub})
-        planned = StubPlan(triton, "3.11.7", StubOptions(), stub)
-        return Plan(spec, triton, replace(lock, spec=spec), planned, self.key, self.unserved)
+        return Sketch(request, spec, triton, self.unserved, find_proof(workspace, request, triton))
+
+    def resolve(self, workspace: Workspace, sketch: Sketch) -> Plan:
+        """A plan with the stub of the Triton's own."""
+        triton = sketch.triton
+        planned = StubPlan(triton, "3.11.7", StubOptions(), triton.stubs["3.11"])
+        return Plan(sketch, triton, replace(small_lock(), spec=sketch.spec), planned, self.key)
 
     def make_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...], triton: Path) -> Prefix:
         """A prefix with an interpreter."""
@@ -101,24 +109,20 @@ class Stages:
         digest = hashlib.sha256(self.key.encode()).hexdigest()
         return Packed(path, (EnvironmentRecord("vllm_env.tar.gz", digest, path.stat().st_size, members=3, unpacked=10),))
 
-    def verify_packed(
-        self,
-        workspace: Workspace,
-        layout: Layout,
-        packed: Packed,
-        expected: Expected,
-        triton: TritonRoot,
-        *,
-        serve: Callable[[], object] | None,
-    ) -> tuple[str, ...]:
-        """Has a note for the user about an archive."""
-        self.kept.append(serve is not None)
-        self.expected.append(expected)
+    @contextlib.contextmanager
+    def opened(
+        self, workspace: Workspace, layout: Layout, packed: Packed, expected: Expected, triton: TritonRoot, *, keep: bool
+    ) -> Iterator[Path]:
+        """The packed file itself."""
+        self.kept.append(keep)
         self.verified.append(packed)
+        yield packed.path
+
+    def verify_tree(self, workspace: Workspace, tree: Path, expected: Expected, at_once: int | None) -> tuple[str, ...]:
+        """Has a note for the user about an archive."""
+        self.expected.append(expected)
         self._call("verify")
-        if serve:
-            serve()
-        return ("a note",) if packed.environment.members else ()
+        return ("a note",) if tree.is_file() else ()
 
     def ensure_standin(self, workspace: Workspace, python: Path) -> Path:
         """A folder."""

@@ -27,7 +27,7 @@ from vllm_env.base.cache import Cache
 from vllm_env.base.locks import locked
 from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import Workspace
-from vllm_env.plan import PROVISIONED, installed_triton
+from vllm_env.sketch import PROVISIONED, installed_triton
 from vllm_env.triton.provision import provision
 from vllm_env.triton.root import STUB_NAME, open_root
 

@@ -18,7 +18,7 @@ from support.namespaces import with_mounts
 from support.repositories import point_to_environment
 from support.starts import TRITON, note_start
 from vllm_env.serve.server import Launch, TritonServer
-from vllm_env.serve.smoke import copy_model
+from vllm_env.serve.smoke import copy_model, set_arguments
 from vllm_env.triton.root import backend_arguments
 
 Serve = Callable[..., AbstractContextManager[TritonServer]]
@@ -128,7 +128,8 @@ def serve(
     folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_"))
     try:
         model = folder / "models" / "vllm"
-        copy_model(parts.model, model, {name: value for name, value in chosen.items() if value is not None})
+        copy_model(parts.model, model)
+        set_arguments(model, {name: value for name, value in chosen.items() if value is not None})
         if not as_built:
             point_to_environment(model, parts.environment)
         if prepare:

@@ -18,10 +18,10 @@ from triton_vllm.request.contract import INPUTS, OUTPUTS, Tensor
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.next_steps import next_commands
 from vllm_env.lock.pylock import read_pylock
-from vllm_env.plan import BuildRequest
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.prefix.prune import RULES
 from vllm_env.serve.standin import FACTS
+from vllm_env.sketch import BuildRequest
 from vllm_env.triton.root import TritonRoot, rules_of
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ The files of an environment do not depend on the machine that builds it.
 
 import os
 import platform
+import shutil
 from pathlib import Path
 
 from .errors import VllmEnvError
@@ -18,8 +19,16 @@ EPOCH = 1_577_836_800
 Triton restores it when it unpacks, so compiled bytecode stays valid.
 """
 
-
 _NVIDIA = Path("/proc/driver/nvidia")
+
+
+def has_gpu() -> bool:
+    """Return whether this machine has an NVIDIA GPU that programs can use."""
+    devices = Path("/dev")
+    if (devices / "nvidiactl").exists():
+        return True
+    # An image may have nvidia-smi without a GPU.
+    return shutil.which("nvidia-smi") is not None and any(devices.glob("nvidia[0-9]*"))
 
 
 def gpus() -> str:

@@ -20,8 +20,9 @@ from vllm_env.export.export import export as export_models
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.files import check_model
 from vllm_env.model.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
-from vllm_env.plan import UNKNOWN, BuildRequest, default_profile, installed_triton, make_dry_plan
+from vllm_env.plan import UNKNOWN, preview
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
+from vllm_env.sketch import BuildRequest, default_profile, installed_triton
 from vllm_env.triton.root import open_root
 from vllm_env.unpack import unpack as unpack_environment
 from vllm_env.verify.verify import verify_packed
@@ -243,7 +244,7 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
     folder = options.folder
     require_writable(folder, str(folder))
     lock = (
-        make_dry_plan(workspace, request).lock
+        preview(workspace, request).lock
         if options.dry_run
         else fill_wheelhouse(workspace, request, folder)
     )

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
-from vllm_env.plan import TMP, UNKNOWN, BuildRequest, Plan, standing
+from vllm_env.plan import UNKNOWN, Preview, standing
 from vllm_env.prefix.prefix import BUILD_SPACE, build_space, has_prefix
+from vllm_env.sketch import TMP
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,18 @@ class Forecast:
     unsized: int = 0
 
 
-def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecast:
+def forecast(workspace: Workspace, known: Preview) -> Forecast:
     """Return the cost of a build; what the cache or the repository already has costs nothing."""
-    profile = plan.spec.profile
-    lock = plan.lock
-    is_served = (request.smoke and not plan.unserved) or request.warm
+    request = known.sketch.request
+    profile = known.sketch.spec.profile
+    lock = known.lock
+    is_served = request.smoke or request.warm
     space = {}
     extracted = request.layout.extracted_space(profile)
     # Triton extracts when it serves, also a model that is up to date.
     if is_served and extracted:
         space[TMP] = extracted
-    is_published = standing(request.model_folder, plan.key)
+    is_published = standing(request.model_folder, known.key)
     if is_published or (lock and has_prefix(workspace, lock, request.keep)):
         return Forecast(fetch=0, space=space)
     needed = build_space(lock) if lock else BUILD_SPACE[profile]

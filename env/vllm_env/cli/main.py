@@ -14,7 +14,8 @@ from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.report import Console, reporting_to
 from vllm_env.build import BuildResult, build
 from vllm_env.model.manifest import CACHE_NAME
-from vllm_env.plan import UNKNOWN, BuildRequest, Plan, make_dry_plan
+from vllm_env.plan import UNKNOWN, Preview, preview
+from vllm_env.sketch import BuildRequest
 
 from .answers import answer_facts, answer_lines
 from .commands import COMMANDS
@@ -65,9 +66,9 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     request = request_of(options)
     workspace = open_workspace(options)
     if options.dry_run:
-        plan = make_dry_plan(workspace, request)
-        cost = forecast(workspace, request, plan)
-        print_forecast(_plan_facts(plan, request), cost, as_json=options.json)
+        known = preview(workspace, request)
+        cost = forecast(workspace, known)
+        print_forecast(_preview_facts(known), cost, as_json=options.json)
         return 0
     result = build(workspace, request)
     if options.json:
@@ -90,32 +91,34 @@ def _facts(result: BuildResult) -> dict[str, object]:
     return facts
 
 
-def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
-    lock = plan.lock
-    prebuilt = plan.stub.prebuilt
+def _preview_facts(known: Preview) -> dict[str, object]:
+    sketch = known.sketch
+    request = sketch.request
+    lock = known.lock
+    prebuilt = known.stub.prebuilt
     stub = f"prebuilt, {prebuilt}" if prebuilt else "to be built from source"
-    triton = f"{plan.triton.release} in {plan.triton.path}"
-    if plan.triton.is_elsewhere:
-        triton = f"{plan.triton.release}, not on this machine"
+    triton = f"{sketch.triton.release} in {sketch.triton.path}"
+    if sketch.triton.is_elsewhere:
+        triton = f"{sketch.triton.release}, not on this machine"
         stub = "the server's own"
     # A dry run does not install Triton.
-    elif not plan.triton.is_there:
+    elif not sketch.triton.is_there:
         triton = f"{triton}, to be provisioned"
     facts: dict[str, object] = {
-        "profile": plan.spec.profile,
-        "pin": str(plan.spec.pin),
+        "profile": sketch.spec.profile,
+        "pin": str(sketch.spec.pin),
         "vllm": lock.vllm.requirement if lock else UNKNOWN,
-        "vllm_wheel": _vllm_wheel(plan),
-        "python": lock.python if lock else plan.spec.python,
+        "vllm_wheel": _vllm_wheel(known),
+        "python": lock.python if lock else sketch.spec.python,
         "conda_channel": lock.conda.channel if lock else UNKNOWN,
         "wheels": len(lock.wheels) if lock else UNKNOWN,
         "triton": triton,
         "stub": stub,
         "layout": request.layout.name,
-        "key": plan.key or UNKNOWN,
+        "key": known.key or UNKNOWN,
     }
-    if plan.unserved:
-        facts["smoke_run"] = f"not served here: {plan.unserved}"
+    if sketch.unserved:
+        facts["smoke_run"] = f"not served here: {sketch.unserved}"
     if request.warm:
         model = request.model_folder
         facts["warm"] = (
@@ -124,15 +127,16 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
     return facts
 
 
-def _vllm_wheel(plan: Plan) -> str:
+def _vllm_wheel(known: Preview) -> str:
     """Return where a build takes the wheel of vLLM from, as far as a dry run can know it."""
-    if plan.lock is None:
-        return plan.forecast or UNKNOWN
-    wheel = plan.lock.vllm.wheel
+    if known.lock is None:
+        return known.forecast or UNKNOWN
+    vllm = known.lock.vllm
+    wheel = vllm.wheel
     # The index has a release's wheel. Its size is part of the bytes to fetch.
     if wheel is None:
         return "in the package registry"
-    place = "a file" if plan.lock.vllm.origin == f"wheel {wheel.name}" else "in the cache"
+    place = "a file" if vllm.origin == f"wheel {wheel.name}" else "in the cache"
     return f"{place}, {wheel.stat().st_size} bytes"
 
 

@@ -9,7 +9,7 @@ from vllm_env.base.cache import key_of
 from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult
 from vllm_env.model.files import CONFIG_NAME
-from vllm_env.plan import PROVISIONED, BuildRequest
+from vllm_env.sketch import PROVISIONED, BuildRequest
 from vllm_env.triton.elsewhere import SINCE, image_of
 from vllm_env.triton.root import backend_arguments, is_plain
 

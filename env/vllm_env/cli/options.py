@@ -11,8 +11,8 @@ from vllm_env.inside import parts_places
 from vllm_env.layout import LAYOUTS
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
-from vllm_env.plan import BuildRequest
 from vllm_env.prefix.prune import RULES
+from vllm_env.sketch import BuildRequest
 from vllm_env.triton.stub_source import StubOptions
 
 

@@ -24,8 +24,8 @@ from vllm_env.model.files import (
     read_config_text,
 )
 from vllm_env.model.manifest import MANIFEST_NAME, Manifest, check_files
-from vllm_env.plan import installed_triton
 from vllm_env.publish.model_folder import with_environment_path
+from vllm_env.sketch import installed_triton
 from vllm_env.triton.elsewhere import image_of
 
 from .compression import COMPRESSIONS

@@ -5,7 +5,6 @@ A build unpacks there what it checks, so that the first server need not do it.
 
 import fcntl
 import json
-import os
 import shutil
 import tempfile
 import threading
@@ -39,31 +38,30 @@ def unpacked_for_servers(
     Yields:
         The environment. None if it is there already, or if no folder can take it.
     """
-    facts = json.loads((site_packages(small) / parts_unpack.DESCRIPTION).read_text("utf-8"))
+    description = json.loads((site_packages(small) / parts_unpack.DESCRIPTION).read_text("utf-8"))
+    key = description["key"]
     with ExitStack() as until_checked:
-        place = _place(facts)
-        tree = os.path.join(place, facts["key"])  # noqa: PTH118 - as the model's start names it
-        try:
-            if place:
-                lock = until_checked.enter_context(parts_places.locked(tree))
-        # A server unpacks it at this moment.
-        except OSError:
-            place = ""
-        if not place or parts_places.is_whole(tree):
+        tree = None if _is_there(key) else _make_room(description)
+        lock = None
+        if tree:
+            # An error: a server unpacks it at this moment.
+            with suppress(OSError):
+                lock = until_checked.enter_context(parts_places.locked(str(tree)))
+        if tree is None or lock is None or parts_places.is_whole(str(tree)):
             yield None
             return
-        report.step(f"unpacking into {place}")
+        report.step(f"unpacking into {tree.parent}")
         # A build or a start that was killed has left them.
-        for folder in parts_places.folders_of(tree):
+        for folder in parts_places.folders_of(str(tree)):
             shutil.rmtree(folder, ignore_errors=True)
-        staging = tempfile.mkdtemp(prefix=f"{facts['key']}.", dir=place)
+        staging = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=tree.parent))
         try:
-            unpack(Path(staging), lock)
-            parts_places.mark(staging, synced=False)
-            Path(staging).rename(tree)
+            unpack(staging, lock)
+            parts_places.mark(str(staging), synced=False)
+            staging.rename(tree)
             # Shared with the servers that use it: nobody removes it meanwhile.
             fcntl.flock(lock, fcntl.LOCK_SH)
-            yield Path(tree)
+            yield tree
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             # A server of an earlier model with the same environment may use it.
@@ -72,7 +70,7 @@ def unpacked_for_servers(
                 shutil.rmtree(tree, ignore_errors=True)
             raise
     # As a model's start does it, while the build goes on.
-    threading.Thread(target=parts_places.sync, args=(tree,), name=SYNC, daemon=True).start()
+    threading.Thread(target=parts_places.sync, args=(str(tree),), name=SYNC, daemon=True).start()
 
 
 def require_places(needed: int, purpose: str) -> None:
@@ -113,16 +111,22 @@ def local_places() -> list[Path]:
     ]
 
 
-def _place(facts: parts_unpack.Facts) -> str:
-    """Return the first folder that can take an environment; "" if none can, or one has it."""
+def _is_there(key: str) -> bool:
+    """Return whether a folder of this user's servers has the whole environment."""
     places = parts_places.places()
-    if any(parts_places.is_whole(str(Path(place, facts["key"]))) for place in places):
-        return ""
-    for place in places:
+    return any(parts_places.is_whole(str(Path(place, key))) for place in places)
+
+
+def _make_room(description: parts_unpack.Facts) -> Path | None:
+    """Return where the first folder that can take an environment would have it, or None.
+
+    Environments that no server uses are removed, as a model's start does it.
+    """
+    for place in parts_places.places():
         with suppress(OSError):
             Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
             parts_places.require_usable(place)
             parts_places.remove_unused(place)
-            if parts_places.free(place) >= parts_unpack.space_for(facts):
-                return place
-    return ""
+            if parts_places.free(place) >= parts_unpack.space_for(description):
+                return Path(place, description["key"])
+    return None

@@ -1,7 +1,7 @@
 """The smoke run: stock tritonserver serves the built model, and the client sends it prompts.
 
-The server gets a temporary copy of the model's folder. Its engine arguments name a small model
-and suit this machine. The published folder does not change.
+The server gets a staged model or a copy of the published one. Its engine arguments name a small
+model and suit this machine. The published folder does not change.
 """
 
 import contextlib
@@ -63,7 +63,8 @@ class SmokeRequest:
 
     Attributes:
         binary: the tritonserver program of the Triton root.
-        model_folder: the built model; the folder's name is the model's name.
+        model_folder: a model that may be changed, alone in its repository. The folder's name is the
+            model's name.
         engine_model: a folder in Hugging Face format, such as the stand-in's, or a name on the hub.
         client: the client's script.
         prompts: a file with one prompt per line.
@@ -107,7 +108,7 @@ class SmokeResult:
 
 
 def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
-    """Serve a copy of the model, ask every prompt, check the answers, and remove the copy.
+    """Give the model its engine arguments, serve it, ask every prompt and check the answers.
 
     Raises:
         CommandError: the server did not become ready, or a request failed; ``cause`` or ``tail``
@@ -124,10 +125,9 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         if _is_local(request):
             engine_model = plain(Path(request.engine_model).absolute())
             request = replace(request, engine_model=str(engine_model))
-        repository = staged / "models"
-        folder = request.model_folder
         arguments = next(iter(request.own.values()), None) or engine_args(request)
-        copy_model(folder, repository / folder.name, arguments, request.own, plain)
+        set_arguments(request.model_folder, arguments, request.own)
+        repository = request.model_folder.parent
         started = time.monotonic()
         with TritonServer(request.binary, repository, log=request.log, launch=launch) as server:
             ready = time.monotonic()
@@ -208,14 +208,17 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
     return variables
 
 
-def copy_model(
-    folder: Path,
-    copy: Path,
-    arguments: Mapping[str, Any],
-    own: Documents | None = None,
-    plain: _Plain = Path,
-) -> None:
-    """Copy a built model's folder with other engine arguments, or with its ``own`` files.
+@contextlib.contextmanager
+def copied(workspace: Workspace, folder: Path) -> Iterator[Path]:
+    """Yield a copy of a published model for a smoke run; it is removed when the block ends."""
+    with workspace.cache.staging() as staged, _plain_links() as plain:
+        copy = staged / folder.name
+        copy_model(folder, copy, plain)
+        yield copy
+
+
+def copy_model(folder: Path, copy: Path, plain: _Plain = Path) -> None:
+    """Copy a built model's folder without its environment and engine arguments.
 
     Only the code of the version folder is copied. The copy's ``config.pbtxt`` names the
     environment by its absolute path, in the folder that ``plain`` returns.
@@ -227,16 +230,6 @@ def copy_model(
     if (folder / STUB_LIBRARIES).is_dir():
         shutil.copytree(folder / STUB_LIBRARIES, copy / STUB_LIBRARIES)
     copy_code(folder / CODE, copy / CODE)
-    # Write only one of the two files: the model refuses two that differ. The copy has no
-    # vllm_engine_args.json yet.
-    for name, document in (own or {arguments_file(copy): arguments}).items():
-        (copy / name).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
-    config = copy / CONFIG_NAME
-    text = read_config_text(config)
-    # The user's parallel sizes are among the replaced arguments, and the model refuses several
-    # GPUs for an engine that takes one.
-    if not own:
-        text = _GPU_IDS.sub(r"\1", text)
 
     # The environment is not linked. Newer releases of Triton follow no symbolic link out of the
     # model's folder. A hard link changes the archive's ctime, and a server of the original would
@@ -247,8 +240,22 @@ def copy_model(
         # Quotes and backslashes are escaped in protobuf's text format.
         return re.sub(r"""([\\"'])""", r"\\\1", path)
 
+    config = copy / CONFIG_NAME
+    text = read_config_text(config)
     text = re.sub(re.escape(MODEL_DIRECTORY) + r'/([^"/]+)', absolute, text)
     config.write_bytes(encode_config(text))
+
+
+def set_arguments(model: Path, arguments: Mapping[str, Any], own: Documents | None = None) -> None:
+    """Write engine arguments into a staged model, or its ``own`` files."""
+    # Write only one of the two files: the model refuses two that differ.
+    for name, document in (own or {arguments_file(model): arguments}).items():
+        (model / name).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    # The user's parallel sizes are among the replaced arguments, and the model refuses several
+    # GPUs for an engine that takes one.
+    if not own:
+        config = model / CONFIG_NAME
+        config.write_bytes(encode_config(_GPU_IDS.sub(r"\1", read_config_text(config))))
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:

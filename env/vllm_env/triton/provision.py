@@ -5,7 +5,6 @@ laid out like ``/opt/tritonserver``. A launcher replaces the program; it sets th
 the backend folder.
 """
 
-import contextlib
 import shutil
 import stat
 import zipfile
@@ -16,7 +15,6 @@ from vllm_env.base.filesystem import (
     make_readable,
     owner_of,
     put_in_place,
-    write_whole,
 )
 from vllm_env.base.locks import locked_folder, remove_unlocked
 from vllm_env.base.machine import require_glibc
@@ -88,7 +86,6 @@ def provision(workspace: Workspace, target: Path) -> None:
         CommandError: the wheel cannot be fetched.
     """
     if (target / "RELEASE").is_file():
-        _renew_launcher(target)
         return
     _check_machine()
     place = target.parent
@@ -111,15 +108,6 @@ def provision(workspace: Workspace, target: Path) -> None:
             # In a container the builder is root, and the checkout is a user's.
             give_tree(root, owner_of(target))
             put_in_place(root, target)
-
-
-def _renew_launcher(root: Path) -> None:
-    """Replace the launcher that an older version of this project wrote."""
-    launcher = root / "bin" / "tritonserver"
-    if launcher.is_file() and launcher.read_bytes() != _LAUNCHER.encode():
-        # The old one works, too, unless the path is strange. The folder may be another user's.
-        with contextlib.suppress(OSError):
-            write_whole(launcher, _LAUNCHER)
 
 
 def fetch(workspace: Workspace, folder: Path) -> None:

@@ -7,14 +7,13 @@ imports the modules that vLLM imports later.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.workspace import Workspace
-from vllm_env.inside import parts_unpack
 from vllm_env.layout.layout import Layout, Packed
 from vllm_env.lock.pylock import Lock
 from vllm_env.prefix.needed_libraries import check_missing_libraries, find_needed_libraries
@@ -58,8 +57,6 @@ def verify_packed(
     packed: Packed,
     expected: Expected,
     triton: TritonRoot | None = None,
-    *,
-    serve: Callable[[], object] | None = None,
 ) -> tuple[str, ...]:
     """Open an environment as a server does, and check every tree, up to an import of vLLM.
 
@@ -69,9 +66,6 @@ def verify_packed(
         packed: the environment.
         expected: the expected versions.
         triton: the Triton that will serve it.
-        serve: starts a server. It is called while the unpacked environment is checked, but not if
-            the server unpacks it once more, which needs the same space. A tree that passed is left
-            where this user's servers look for it.
 
     Returns:
         Notes for the user: findings that are not wrong, but cost time at each start.
@@ -79,27 +73,45 @@ def verify_packed(
     Raises:
         VllmEnvError: names the rule and the remedy.
     """
-    notes: list[str] = []
-    with workspace.cache.staging() as scratch:
-        root = triton.path if triton else None
-        # Closed at once if a check fails: a tree that failed must not stay.
-        with contextlib.closing(
-            layout.open(packed, root, scratch, keep=serve is not None)
-        ) as trees:
-            for tree in trees:
-                # The small archive of the layout ``parts`` holds only the interpreter.
-                if not tree.complete:
-                    _verify_interpreter(workspace, tree.path, expected)
-                    continue
-                if serve and not layout.extracted_space(expected.profile):
-                    # The server needs a core for 17 s, so the checks leave it one.
-                    spare = max(1, parts_unpack.cores() - 1)
-                    check = partial(verify_tree, workspace, tree.path, expected, at_once=spare)
-                    found, _ = together(check, serve)
-                else:
-                    found = verify_tree(workspace, tree.path, expected)
-                notes += found
-    return tuple(notes)
+    with opened(workspace, layout, packed, expected, triton) as tree:
+        return verify_tree(workspace, tree, expected)
+
+
+@contextlib.contextmanager
+def opened(
+    workspace: Workspace,
+    layout: Layout,
+    packed: Packed,
+    expected: Expected,
+    triton: TritonRoot | None,
+    *,
+    keep: bool = False,
+) -> Iterator[Path]:
+    """Open an environment as a server does, and yield the whole tree for the block.
+
+    Args:
+        workspace: the cache.
+        layout: how the environment is packed.
+        packed: the environment.
+        expected: the expected versions.
+        triton: the Triton that will serve it.
+        keep: leave the tree where this user's servers look for it, unless the block fails.
+
+    Raises:
+        VllmEnvError: Triton would refuse the packed environment, or too little space is free.
+    """
+    root = triton.path if triton else None
+    with (
+        workspace.cache.staging() as scratch,
+        # Closed early if the block fails: a tree that failed must not stay.
+        contextlib.closing(layout.open(packed, root, scratch, keep=keep)) as trees,
+    ):
+        for tree in trees:
+            if tree.complete:
+                yield tree.path
+            # The small archive of the layout ``parts`` holds only the interpreter.
+            else:
+                _verify_interpreter(workspace, tree.path, expected)
 
 
 def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expected) -> None:
@@ -122,7 +134,7 @@ def verify_tree(
         at_once: how many checks may run at the same time. None for all.
 
     Returns:
-        Notes for the user, as in ``verify_packed``.
+        Notes for the user: findings that are not wrong, but cost time at each start.
 
     Raises:
         VllmEnvError: names the rule and the remedy.

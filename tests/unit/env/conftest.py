@@ -19,8 +19,8 @@ from vllm_env import build as module
 from vllm_env import plan
 from vllm_env.layout import LAYOUTS
 from vllm_env.layout.directory import Directory
-from vllm_env.plan import TEMPLATE, BuildRequest
 from vllm_env.publish.publish import publish
+from vllm_env.sketch import TEMPLATE, BuildRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def plenty_of_space(monkeypatch: pytest.MonkeyPatch) -> None:
 def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     """Stages that end well."""
     made = Stages(tmp_path)
-    for name in ("make_plan", "make_prefix", "make_stub", "verify_packed"):
+    for name in ("make_sketch", "resolve", "make_prefix", "make_stub", "opened", "verify_tree"):
         monkeypatch.setattr(module, name, getattr(made, name))
     monkeypatch.setattr("vllm_env.layout.archive.Archive.pack", lambda _layout, *arguments: made.pack(*arguments))
     unpacked = Directory.pack

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.build_stages import Stages, build_all
+from support.patience import wait_for
 from support.repositories import copied_checkout
 from support.small_build import small_lock
 from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.build import build
 from vllm_env.layout import LAYOUTS
-from vllm_env.plan import TEMPLATE, BuildRequest
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.serve.standin import FACTS
+from vllm_env.sketch import TEMPLATE, BuildRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,22 +149,41 @@ def test_checks_that_passed_are_not_repeated_if_the_smoke_run_failed(
     assert "passed before" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("layout", ["directory", "archive"])
+def test_the_model_is_served_while_its_environment_is_checked(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """But not one that Triton would unpack once more: that needs the space of the tree that is being checked."""
+    is_beside = layout == "directory"
+
+    def verify_tree(*_arguments: Any, at_once: int | None) -> tuple[str, ...]:
+        assert (at_once is not None) is is_beside
+        if is_beside:
+            wait_for(lambda: "smoke run" in stages.called, "the smoke run")
+        assert ("smoke run" in stages.called) is is_beside
+        return ()
+
+    monkeypatch.setattr(module, "verify_tree", verify_tree)
+    assert build_all(workspace, replace(request_, layout=LAYOUTS[layout])).smoke
+
+
 def test_of_both_the_checks_tell_first(
     stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they find is closer to the cause than what a server says. The next build checks again."""
+    request = replace(request_, layout=LAYOUTS["directory"])
 
-    def verify_packed(*_arguments: Any, serve: Callable[[], object]) -> tuple[str, ...]:
-        serve()
+    def verify_tree(*_arguments: Any, at_once: int | None) -> tuple[str, ...]:
+        wait_for(lambda: "smoke run" in stages.called, "the smoke run")
         raise VllmEnvError("A library is missing.")
 
     stages.fails = "smoke run"
     with monkeypatch.context() as patch:
-        patch.setattr(module, "verify_packed", verify_packed)
+        patch.setattr(module, "verify_tree", verify_tree)
         with pytest.raises(VllmEnvError, match=r"A library is missing\."):
-            build_all(workspace, request_)
+            build_all(workspace, request)
     stages.fails = ""
-    build_all(workspace, request_)
+    build_all(workspace, request)
     assert stages.called.count("verify") == 1
 
 
@@ -257,21 +277,12 @@ def test_where_no_hub_answers_the_standin_is_served_next(
         shutil.copyfile(arguments.with_suffix(".example.json"), arguments)
 
 
-@pytest.mark.parametrize(("profile", "here", "used"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)])
-def test_a_gpu_serves_what_is_built_for_one(
-    stages: Stages,
-    workspace: Workspace,
-    request_: BuildRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    profile: str,
-    here: bool,
-    used: bool,
-) -> None:
-    """Where there is one."""
-    monkeypatch.setattr(module, "has_gpu", lambda: here)
+@pytest.mark.parametrize("profile", ["cuda", "cpu"])
+def test_a_gpu_serves_what_is_built_for_one(stages: Stages, workspace: Workspace, request_: BuildRequest, profile: str) -> None:
+    """And a CPU the other."""
     stages.profile = profile
     build_all(workspace, request_)
-    assert stages.served[-1].gpu is used
+    assert stages.served[-1].gpu is (profile == "cuda")
 
 
 @pytest.mark.parametrize("rebuilt", [True, False])

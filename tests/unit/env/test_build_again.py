@@ -12,8 +12,8 @@ import pytest
 from support.build_stages import Stages, build_all
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout import LAYOUTS
-from vllm_env.plan import BuildRequest
 from vllm_env.publish.exchange import STAGING
+from vllm_env.sketch import BuildRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +112,8 @@ def test_what_has_changed_is_served_again_where_it_stands(
     change(request_.model_folder)
     again = build_all(workspace, replace(request_, **options))
     assert (stages.called, again.rebuilt) == (called, False)
-    assert stages.served[-1].model_folder == request_.model_folder
+    served = stages.served[-1].model_folder
+    assert (served.name, served.is_relative_to(workspace.cache.path("build"))) == (request_.model, True)
     stages.called.clear()
     third = build_all(workspace, request_)
     assert stages.called == ["plan"]

@@ -15,7 +15,7 @@ from support.small_fixtures import workspace_in
 from triton_vllm.startup import warm_cache
 from vllm_env.base.cache import Cache, default_root
 from vllm_env.build import build
-from vllm_env.plan import BuildRequest
+from vllm_env.sketch import BuildRequest
 
 if TYPE_CHECKING:
     from pathlib import Path

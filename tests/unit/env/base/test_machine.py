@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.machine import require_glibc, require_x86_64
+from vllm_env.base.machine import has_gpu, require_glibc, require_x86_64
 
 _OTHERS = [("Linux", "aarch64", "aarch64"), ("Darwin", "arm64", "Darwin arm64"), ("Darwin", "x86_64", "Darwin x86_64")]
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+def test_a_driver_without_a_device_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi alone, as an image brings it, computes nothing."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not has_gpu()
 
 
 @pytest.mark.parametrize(("system", "machine", "named"), _OTHERS)

@@ -17,9 +17,9 @@ from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import Lock, LockedWheel, write_pylock
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
-from vllm_env.plan import TEMPLATE
 from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed
+from vllm_env.sketch import TEMPLATE
 from vllm_env.triton.root import TritonRoot, rules_of
 
 if TYPE_CHECKING:

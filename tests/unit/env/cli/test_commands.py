@@ -75,7 +75,7 @@ def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
     locked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A machine with a small /tmp and no GPU, which refuses the build, is good enough to download on."""
-    monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
+    monkeypatch.setattr("vllm_env.sketch.has_gpu", lambda: False)
     monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cuda": 10**18, "cpu": 10**18})
     for options in (
         ["--profile", "cuda", "--warm"],

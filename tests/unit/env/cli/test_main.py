@@ -19,8 +19,8 @@ from support.repositories import CHECKOUT
 from vllm_env.base.errors import CommandError
 from vllm_env.build import BuildResult
 from vllm_env.cli.main import main
-from vllm_env.plan import TEMPLATE
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
+from vllm_env.sketch import TEMPLATE
 from vllm_env.triton.root import is_plain
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from vllm_env.cli.parser import build_parser
 from vllm_env.layout import LAYOUTS
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import Overrides, Pin
-from vllm_env.plan import BuildRequest
+from vllm_env.sketch import BuildRequest
 
 if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace

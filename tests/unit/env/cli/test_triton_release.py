@@ -28,8 +28,8 @@ def test_a_gpu_is_not_asked_for_where_the_triton_would_be_missing(
     option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a machine with a GPU the same command would fail again."""
-    monkeypatch.setattr("vllm_env.plan.installed_triton", lambda: None)
-    monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
+    monkeypatch.setattr("vllm_env.sketch.installed_triton", lambda: None)
+    monkeypatch.setattr("vllm_env.sketch.has_gpu", lambda: False)
     options = ["--profile", "cuda", "--model-repository", tmp_path / "models", "--dry-run", *option]
     assert _run(*options, "--triton-release", "26.07") == 2
     assert f"{option[0]}: with --triton-release, Triton 26.07 is not on this machine" in capsys.readouterr().err

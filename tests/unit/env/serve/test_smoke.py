@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.model.files import environment_of
 from vllm_env.serve import smoke
-from vllm_env.serve.smoke import SmokeRequest, copy_model, smoke_run
+from vllm_env.serve.smoke import SmokeRequest, copied, copy_model, set_arguments, smoke_run
 from vllm_env.triton.root import is_plain
 
 if TYPE_CHECKING:
@@ -86,13 +85,14 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def test_answers_come_back_and_nothing_else_changes(workspace: Workspace, request_: SmokeRequest) -> None:
+def test_answers_come_back_and_nothing_else_changes(workspace: Workspace, request_: SmokeRequest, model: Path) -> None:
     """Answers by prompt, the client's lines; the published folder is untouched and the copy is gone."""
-    before = snapshot(request_.model_folder)
-    result = smoke_run(workspace, request_)
+    before = snapshot(model)
+    with copied(workspace, model) as copy:
+        result = smoke_run(workspace, replace(request_, model_folder=copy))
     assert result.answers == (("Hello", " there"), ("The capital of France is", " Paris, of course"))
     assert result.client_lines == ("model vllm", "PASS: vLLM example")
-    assert snapshot(request_.model_folder) == before
+    assert snapshot(model) == before
     assert list(workspace.cache.path("build").iterdir()) == []
 
 
@@ -138,19 +138,19 @@ def test_archive_is_named_by_its_path_and_the_stub_stays_executable(model: Path,
     """A gigabyte is not copied, and not linked: a server of the original would take a new ctime for a changed model."""
     copy = tmp_path / "copy" / "vllm"
     before = (model / "vllm_env.tar.gz").stat()
-    copy_model(model, copy, {"model": "x"})
+    copy_model(model, copy)
     assert (model / "vllm_env.tar.gz").stat().st_ctime_ns == before.st_ctime_ns
     assert not (copy / "vllm_env.tar.gz").exists()
     assert f'"{model}/vllm_env.tar.gz"' in (copy / "config.pbtxt").read_text()
     assert os.access(copy / "triton_python_backend_stub", os.X_OK)
-    assert json.loads((copy / "vllm_engine_args.json").read_text()) == {"model": "x"}
+    assert not (copy / "vllm_engine_args.json").exists()
     assert (copy / "1" / "model.py").is_file()
 
 
 def test_any_byte_in_a_comment_is_copied(model: Path, tmp_path: Path) -> None:
     """Triton takes it, for example a letter in Latin-1."""
     (model / "config.pbtxt").write_bytes(b"# caf\xe9\n" + CONFIG.format("vllm_env").encode())
-    copy_model(model, tmp_path / "copy", {})
+    copy_model(model, tmp_path / "copy")
     assert (tmp_path / "copy" / "config.pbtxt").read_bytes().startswith(b"# caf\xe9\n")
 
 
@@ -163,31 +163,30 @@ def test_what_triton_mistakes_is_served_by_links(
     standin.mkdir()
     seen: list[Path] = []
 
-    def noted(folder: Path, copy: Path, arguments: Any, *rest: Any) -> None:
-        copy_model(folder, copy, arguments, *rest)
+    def noted(folder: Path, arguments: Any, own: Any) -> None:
+        set_arguments(folder, arguments, own)
+        assert standin.samefile(arguments["model"])
+        seen.append(Path(arguments["model"]))
+
+    monkeypatch.setattr(smoke, "set_arguments", noted)
+    with copied(workspace, moved) as copy:
         environment = Path(environment_of(copy))
         assert environment.samefile(moved / "vllm_env.tar.gz")
-        assert standin.samefile(arguments["model"])
-        seen.extend([environment, Path(arguments["model"])])
-
-    monkeypatch.setattr(smoke, "copy_model", noted)
-    smoke_run(workspace, replace(request_, model_folder=moved, engine_model=str(standin)))
-    assert len(seen) == 2
-    assert all(is_plain(path) and not path.exists() for path in seen)
+        smoke_run(workspace, replace(request_, model_folder=copy, engine_model=str(standin)))
+    assert len(seen) == 1
+    assert all(is_plain(path) and not path.exists() for path in (environment, *seen))
 
 
-def test_one_file_of_arguments_is_written(model: Path, tmp_path: Path) -> None:
+def test_one_file_of_arguments_is_written(model: Path) -> None:
     """Where the model has `1/model.json`, there: two files that differ would be refused."""
+    (model / "vllm_engine_args.json").unlink()
     (model / "1" / "model.json").write_text('{"model": "mine"}')
-    copy_model(model, tmp_path / "copy", {"model": "x"})
-    assert json.loads((tmp_path / "copy" / "1" / "model.json").read_text()) == {"model": "x"}
-    assert not (tmp_path / "copy" / "vllm_engine_args.json").exists()
-    assert json.loads((model / "1" / "model.json").read_text()) == {"model": "mine"}
+    set_arguments(model, {"model": "x"})
+    assert json.loads((model / "1" / "model.json").read_text()) == {"model": "x"}
+    assert not (model / "vllm_engine_args.json").exists()
 
 
-def test_a_model_is_served_with_its_own_files(
-    workspace: Workspace, request_: SmokeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_served_with_its_own_files(workspace: Workspace, request_: SmokeRequest, model: Path) -> None:
     """Its engine arguments and adapters as they are given, and all of its GPUs."""
     gpus = 'parameters { key: "GPU_DEVICE_IDS" value: { string_value: "0,1" } }'
     (model / "config.pbtxt").write_text(CONFIG.format("vllm_env.tar.gz") + gpus)
@@ -195,21 +194,13 @@ def test_a_model_is_served_with_its_own_files(
         "1/model.json": {"model": "org/name", "enable_lora": True},
         "1/multi_lora.json": {"a": "/adapters/a"},
     }
-    seen: list[Path] = []
-
-    def watched(folder: Path, copy: Path, *arguments: Any) -> None:
-        copy_model(folder, copy, *arguments)
-        seen.append(Path(shutil.copytree(copy, tmp_path / "seen")))
-
-    monkeypatch.setattr(smoke, "copy_model", watched)
     assert smoke_run(workspace, replace(request_, own=own)).engine_args == own["1/model.json"]
-    (copy,) = seen
-    assert {name: json.loads((copy / name).read_text()) for name in own} == own
-    assert gpus in (copy / "config.pbtxt").read_text()
+    assert {name: json.loads((model / name).read_text()) for name in own} == own
+    assert gpus in (model / "config.pbtxt").read_text()
 
 
 @pytest.mark.parametrize(
-    ("entry", "given", "copied"),
+    ("entry", "given", "taken"),
     [
         ('parameters { key: "GPU_DEVICE_IDS" value: { string_value: @ } }', '"0,1"', '"0"'),
         (
@@ -227,12 +218,9 @@ def test_a_model_is_served_with_its_own_files(
         ('parameters { key: "OTHER" value: { string_value: @ } }', '"0,1"', '"0,1"'),
     ],
 )
-def test_the_copy_takes_the_first_of_several_gpus(model: Path, tmp_path: Path, entry: str, given: str, copied: str) -> None:
+def test_the_first_of_several_gpus_is_taken(model: Path, entry: str, given: str, taken: str) -> None:
     """The smoke run's engine takes one GPU, whatever tensor_parallel_size the user's own arguments have."""
     text = CONFIG.format("vllm_env.tar.gz") + entry + "\nversion_policy { specific: { versions: [1, 2] } }\n"
     (model / "config.pbtxt").write_text(text.replace("@", given))
-    copy = tmp_path / "copy" / "vllm"
-    copy_model(model, copy, {"model": "x"})
-    expected = text.replace("@", copied).replace("$$TRITON_MODEL_DIRECTORY", str(model))
-    assert (copy / "config.pbtxt").read_text() == expected
-    assert (model / "config.pbtxt").read_text() == text.replace("@", given)
+    set_arguments(model, {"model": "x"})
+    assert (model / "config.pbtxt").read_text() == text.replace("@", taken)

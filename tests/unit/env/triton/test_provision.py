@@ -116,17 +116,6 @@ def test_the_launcher_starts_it_from_anywhere(workspace: Workspace, wheel: Path,
     ]
 
 
-def test_a_launcher_of_before_is_renewed(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
-    """The root itself stays, so that nothing is fetched."""
-    provision(workspace, tmp_path / "triton")
-    launcher = tmp_path / "triton" / "bin" / "tritonserver"
-    new = launcher.read_text()
-    launcher.write_text("#!/bin/sh\n")
-    provision(workspace, tmp_path / "triton")
-    assert launcher.read_text() == new
-    assert os.access(launcher, os.X_OK)
-
-
 def test_a_torn_root_is_made_again(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
     """RELEASE is written last: without it the root is not whole."""
     root = tmp_path / "triton"

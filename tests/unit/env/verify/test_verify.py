@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.patience import LIMIT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.inside import parts_unpack
 from vllm_env.interpreter.layer import CondaLayer, CondaPackage
-from vllm_env.layout import LAYOUTS
-from vllm_env.layout.layout import Packed, Tree
 from vllm_env.lock.lock import inputs_of
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.triton.root import TritonRoot, rules_of
-from vllm_env.verify import verify
 from vllm_env.verify.tree_rules import Expected
-from vllm_env.verify.verify import check_plan, verified_mark, verify_packed
+from vllm_env.verify.verify import check_plan, verified_mark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,23 +68,3 @@ def test_remembers_what_passed_and_nothing_else(tmp_path: Path) -> None:
     assert verified_mark(workspace, "a", "s", replace(expected)) == mark
     assert mark not in others
     assert len(set(others)) == len(others)
-
-
-@pytest.mark.parametrize("name", ["directory", "archive"])
-def test_a_server_starts_while_its_environment_is_checked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not one that would unpack it once more: it needs the space of the tree that is being checked."""
-    serves, done = threading.Event(), []
-
-    def verify_tree(*_arguments: object, at_once: int | None = None) -> tuple[str, ...]:
-        if at_once is not None:
-            assert serves.wait(LIMIT)
-        done.append(at_once)
-        return ("a note",)
-
-    layout = LAYOUTS[name]
-    monkeypatch.setattr(verify, "verify_tree", verify_tree)
-    monkeypatch.setattr(type(layout), "open", lambda *_, **__: (tree for tree in [Tree(tmp_path)]))
-    monkeypatch.setattr(parts_unpack, "cores", lambda: 1)
-    packed, expected = Packed(tmp_path, ()), Expected("3.11", "24.10", {})
-    assert verify_packed(workspace_in(tmp_path / "cache"), layout, packed, expected, serve=serves.set) == ("a note",)
-    assert (serves.is_set(), done) == ((True, [1]) if name == "directory" else (False, [None]))

@@ -1,0 +1,321 @@
+"""The sketch of a build: all that is known before anything is fetched or written.
+
+It finds what would let the build fail minutes later.
+"""
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.base.filesystem import require_space
+from vllm_env.base.machine import has_gpu
+from vllm_env.base.network import require_loopback
+from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
+from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layout import Layout
+from vllm_env.layout.unpacked import require_places
+from vllm_env.lock.lock import LockOptions
+from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
+from vllm_env.model.files import check_model_folder
+from vllm_env.model.manifest import Manifest, read_manifest
+from vllm_env.publish.adopt import Adoption
+from vllm_env.publish.model_config import changes_count
+from vllm_env.publish.publish import check_writable
+from vllm_env.serve.proof import Subject, recall
+from vllm_env.serve.smoke import SmokeResult
+from vllm_env.triton.elsewhere import image_of, triton_elsewhere
+from vllm_env.triton.provision import to_be_provisioned
+from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, is_plain, open_root
+from vllm_env.triton.stub import StubMode, plan_stub
+from vllm_env.triton.stub_source import StubOptions
+
+PROVISIONED = PLACE / ".triton"
+"""The folder of the CPU Triton that is made for machines without a Triton."""
+TEMPLATE = CHECKOUT / "model_repository" / "vllm"
+"""The model's code and configuration, from which another repository or model is completed."""
+# Triton's pb_env.cc has this folder in its code. TMPDIR does not change it.
+TMP = "/tmp"  # noqa: S108
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """The request of the command line.
+
+    Attributes:
+        smoke: whether to serve the result if this machine can.
+        smoke_again: whether the user has asked for the smoke run (``--smoke-run``).
+        smoke_model: the model of the smoke run if it is not the stand-in.
+        count: the instances to write into ``config.pbtxt``; 0 leaves it as it is.
+    """
+
+    profile: str | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    spec_file: Path | None = None
+    triton_root: Path | None = None
+    stub: StubMode = "auto"
+    stub_options: StubOptions = field(default_factory=StubOptions)
+    layout: Layout = LAYOUTS["parts"]
+    repository: Path = PLACE / "model_repository"
+    model: str = "vllm"
+    lock: LockOptions = field(default_factory=LockOptions)
+    keep: tuple[str, ...] = ()
+    smoke: bool = True
+    smoke_again: bool = False
+    smoke_model: str = ""
+    warm: bool = False
+    count: int = 0
+    template: Path = TEMPLATE
+    adoption: Adoption | None = None
+
+    @property
+    def model_folder(self) -> Path:
+        """Return the folder that the build publishes."""
+        return self.repository / self.model
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A build as far as this machine's files tell it.
+
+    Attributes:
+        request: the request; without a smoke run if this machine cannot serve the model.
+        spec: the profile with the command line's changes.
+        triton: the Triton that will serve the model. It may have to be provisioned.
+        unserved: why this machine cannot serve the model; empty if it can, or need not.
+        proof: the answers of the published model if nothing has changed since it was served.
+    """
+
+    request: BuildRequest
+    spec: Spec
+    triton: TritonRoot
+    unserved: str = ""
+    proof: SmokeResult | None = None
+
+    @property
+    def stub_options(self) -> StubOptions:
+        """Return how to build a stub of this profile."""
+        # A stub for cuda shares GPU memory with the server.
+        return dataclasses.replace(self.request.stub_options, gpu=self.spec.profile == "cuda")
+
+    @property
+    def serves_anyway(self) -> bool:
+        """Return whether a server is started even if there is nothing to build."""
+        return self.request.warm or (self.request.smoke and not self.proof)
+
+
+def installed_triton() -> Path | None:
+    """Return the root of the container's Triton, else of the provisioned one, else None."""
+    for root in (CONTAINER_ROOT, PROVISIONED):
+        if (root / "bin" / "tritonserver").is_file():
+            return root
+    return None
+
+
+def default_profile(root: Path | None) -> str:
+    """Return ``cuda`` in a Triton container with a GPU, else ``cpu``."""
+    # Another Triton here is the provisioned one, which has no support for GPUs.
+    return "cuda" if root == CONTAINER_ROOT and has_gpu() else "cpu"
+
+
+def find_triton(workspace: Workspace, root: Path | None, release: str = "") -> TritonRoot:
+    """Open the named Triton root, else the container's, else the provisioned one.
+
+    If there is none, return the one that a build would provision. If a ``release`` is given, the
+    Triton is then elsewhere, unless the named one or the container's is of this release.
+
+    Raises:
+        UsageError: the named root or the container's is of another release.
+    """
+    existing = root or installed_triton()
+    if _is_elsewhere(existing, release):
+        return triton_elsewhere(release)
+    if existing:
+        if release:
+            _require_release(existing, release)
+        return open_root(existing)
+    # The content of the pinned wheel is known.
+    return to_be_provisioned(workspace, PROVISIONED)
+
+
+def _is_elsewhere(root: Path | None, release: str) -> bool:
+    """Return whether the Triton of a given release, if any, is not the one on this machine."""
+    return bool(release) and root in (None, PROVISIONED)
+
+
+def _require_release(root: Path, release: str) -> None:
+    """Raise a UsageError if the Triton in a root is of another release."""
+    here = open_root(root).release
+    if here != release:
+        raise UsageError(
+            f"--triton-release {release}: the Triton in {root} is of release {here}.",
+            cause="A stub works with one release only, and a build here takes this Triton's.",
+            remedy=f"Build where no Triton is installed, or in the container {image_of(release)}. "
+            f"Without the option, the model is built for {here}.",
+        )
+
+
+def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
+    """Read the spec, find the Triton, and check that this machine can do what is asked.
+
+    Raises:
+        VllmEnvError: something is wrong that would let the build fail, perhaps minutes later.
+    """
+    # 1) Where the set goes
+    check_writable(request.repository, request.model)
+    check_model_folder(request.model_folder)
+    changes_count(request.model_folder, request.count)
+    # 2) What it is made for
+    # A spec that --save wrote has only one profile: the user need not name it.
+    alone = only_profile(request.spec_file) if request.spec_file else None
+    root = request.triton_root or installed_triton()
+    profile = request.profile or alone or default_profile(root)
+    spec = load_spec(profile, request.overrides, request.spec_file)
+    # 3) The Triton that will serve it
+    # Not served there: a GPU on this machine would not help.
+    if _is_elsewhere(root, spec.triton_release):
+        unserved = _check_elsewhere(request, triton_elsewhere(spec.triton_release))
+    else:
+        unserved = _check_gpu(request, profile)
+    triton = find_triton(workspace, request.triton_root, spec.triton_release)
+    if unserved:
+        # The checks below are about serving here.
+        request = dataclasses.replace(request, smoke=False)
+    proof = find_proof(workspace, request, triton)
+    sketch = Sketch(request, spec, triton, unserved, proof)
+    _check_paths(workspace, request, triton)
+    if sketch.serves_anyway:
+        check_server(request, profile)
+    # Checked before the lock, which may take minutes to resolve.
+    if request.stub == "prebuilt" or triton.is_elsewhere:
+        plan_stub(workspace, triton, spec.python, request.stub, sketch.stub_options)
+    return sketch
+
+
+def _check_paths(workspace: Workspace, request: BuildRequest, triton: TritonRoot) -> None:
+    """Check that the Triton can serve a model of this name, and an unpacked environment here."""
+    if not triton.rules.activates:
+        return
+    server = f"Triton {triton.release}"
+    cause = (
+        f"{server} starts the model's stub by a line of bash, without quotes. "
+        "A name or path in it may have ASCII letters, digits and @%+=:,./-_ only."
+    )
+    if not is_plain(request.model):
+        raise UsageError(
+            f"--model {request.model!r}: {server} cannot serve a model of this name.",
+            cause=cause,
+            remedy="Give another name.",
+        )
+    # Triton resolves links in the path of an environment, so no link helps here.
+    places = [workspace.cache.root] if request.smoke else []
+    if request.smoke or request.warm:
+        places.append(request.model_folder)
+    for place in map(os.path.realpath, places):
+        if request.layout.name == "directory" and not is_plain(place):
+            raise VllmEnvError(
+                f"--layout directory: {server} cannot use an environment in {place}.",
+                cause=cause,
+                remedy="Use --layout parts, or another folder (--model-repository DIR, "
+                "VLLM_ENV_CACHE=DIR). If the server will mount it elsewhere: --no-smoke-run.",
+            )
+
+
+def _check_elsewhere(request: BuildRequest, triton: TritonRoot) -> str:
+    """Return why a model for a Triton that is not here is not served, or an empty string.
+
+    Raises:
+        UsageError: the user has asked for what needs this Triton.
+    """
+    asked = {
+        "--warm": request.warm,
+        "--smoke-run": request.smoke_again,
+        "--smoke-model": bool(request.smoke_model),
+        f"--stub {request.stub}": request.stub != "auto",
+    }
+    for option, is_given in asked.items():
+        if is_given:
+            raise UsageError(
+                f"{option}: with --triton-release, Triton {triton.release} is not on this machine.",
+                remedy=f"Omit {option}, or build in the container {image_of(triton.release)}, "
+                "without --triton-release.",
+            )
+    return f"Triton {triton.release} is not on this machine" if request.smoke else ""
+
+
+def _check_gpu(request: BuildRequest, profile: str) -> str:
+    """Return why this machine cannot serve a model of this profile, or an empty string.
+
+    Raises:
+        VllmEnvError: it cannot, and the user has asked for it.
+    """
+    # The default profile is "cuda" only on a machine with a GPU.
+    if profile != "cuda" or has_gpu():
+        return ""
+    cannot = "this machine has no GPU that programs here can use, and the profile is cuda."
+    if request.warm:
+        raise VllmEnvError(
+            f"--warm: {cannot}",
+            cause="vLLM compiles for the GPU that it runs on.",
+            remedy="Run it where the model will be served (docker run --gpus all), or omit --warm.",
+        )
+    if not request.smoke:
+        return ""
+    if request.smoke_again or request.smoke_model:
+        option = "--smoke-run" if request.smoke_again else "--smoke-model"
+        raise VllmEnvError(
+            f"{option}: {cannot}",
+            cause="vLLM's build for CUDA starts only on a GPU.",
+            remedy=f"Run it on a machine with a GPU (docker run --gpus all), or omit {option}: "
+            "the model is then built, verified and published, but not served.",
+        )
+    return "no GPU"
+
+
+def check_server(request: BuildRequest, profile: str) -> None:
+    """Check that this machine can start the server that the request asks for, if any.
+
+    Checked early: a build takes minutes before it serves the model.
+
+    Raises:
+        VllmEnvError: the loopback interface is down, or too little space is free.
+    """
+    if not request.smoke and not request.warm:
+        return
+    require_loopback()
+    purpose = "the smoke run" if request.smoke else "--warm"
+    if needed := request.layout.unpacked_space(profile):
+        require_places(needed, purpose)
+    require_space(
+        Path(TMP),
+        request.layout.extracted_space(profile),
+        f"Triton's extraction for {purpose}",
+        remedy="Free some space in /tmp or mount a larger file system there "
+        "(Triton extracts nowhere else); --layout parts needs little, "
+        "and --no-smoke-run leaves it to the server that will load the model.",
+    )
+
+
+def subject_of(request: BuildRequest, manifest: Manifest, triton: TritonRoot) -> Subject | None:
+    """Return what a proof would be about; None if the files that are served are not all known."""
+    # The layout "directory" has 60,000 files, and another model than the stand-in any.
+    is_folder = request.layout.name == "directory"
+    if is_folder or request.smoke_model or request.adoption:
+        return None
+    return Subject(request.model_folder, manifest, triton.path)
+
+
+def find_proof(
+    workspace: Workspace, request: BuildRequest, triton: TritonRoot
+) -> SmokeResult | None:
+    """Return the answers of the published model if nothing has changed since it was served."""
+    if not request.smoke or request.smoke_again:
+        return None
+    try:
+        manifest = read_manifest(request.model_folder)
+    # It is built again.
+    except VllmEnvError:
+        return None
+    subject = subject_of(request, manifest, triton) if manifest else None
+    return recall(workspace.cache, subject) if subject else None
