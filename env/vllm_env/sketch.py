@@ -13,8 +13,8 @@ from vllm_env.base.filesystem import require_space
 from vllm_env.base.machine import has_gpu
 from vllm_env.base.network import require_loopback
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
-from vllm_env.layout import LAYOUTS
 from vllm_env.layout.layout import Layout
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.layout.unpacked import require_places
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile

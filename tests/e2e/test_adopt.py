@@ -17,7 +17,7 @@ from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL
 from support.small_fixtures import workspace_in
 from support.starts import TRITON, note_start
 from support.triton_client import get
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import publish

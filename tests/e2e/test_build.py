@@ -35,7 +35,7 @@ def test_the_set_is_complete(built_repository: Path) -> None:
     assert manifest is not None
     modes = {name: stat.S_IMODE((model / name).stat().st_mode) for name in ("vllm_env.tar.gz", manifest.stub.name)}
     assert modes == {"vllm_env.tar.gz": 0o644, "triton_python_backend_stub": 0o755}
-    assert manifest.archive.size == (model / "vllm_env.tar.gz").stat().st_size
+    assert manifest.named.size == (model / "vllm_env.tar.gz").stat().st_size
     assert manifest.vllm.version == "0.32.0"
     assert manifest.versions["numpy"].startswith("1.")
     components = json.loads((model / "vllm_env.cdx.json").read_text())["components"]

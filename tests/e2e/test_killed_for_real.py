@@ -44,7 +44,7 @@ def test_killed_while_it_publishes(built_repository: Path, disk_folder: Path, nu
     child.communicate(timeout=LIMIT)
     manifest = read_manifest(repository / "vllm")
     assert manifest is not None
-    assert (repository / "vllm" / manifest.archive.name).exists()
+    assert (repository / "vllm" / manifest.named.name).exists()
     verified = subprocess.run(
         [argv[0], "verify", "--model-repository", str(repository)], check=False, capture_output=True, text=True
     )

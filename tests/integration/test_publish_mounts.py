@@ -23,7 +23,7 @@ import json, sys
 from pathlib import Path
 from vllm_env.base.cache import Cache
 from vllm_env.base.workspace import Workspace
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import check_writable, publish
 repository, template, layout, tag, early = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]

@@ -47,7 +47,7 @@ import json, os, sys
 from pathlib import Path
 from vllm_env.base.cache import Cache
 from vllm_env.base.workspace import Workspace
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import publish
 assert os.getpid() == 1

@@ -15,9 +15,9 @@ from support.listener import Listener
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.report import reporting_to
-from vllm_env.layout import LAYOUTS
 from vllm_env.layout.archive import unpack
 from vllm_env.layout.layout import EnvironmentRecord, Packed
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.relocate import install_runtime, site_packages
 from vllm_env.verify.launcher_check import check_start, start

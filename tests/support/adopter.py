@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from support.patience import LIMIT
 from support.small_fixtures import workspace_in
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import publish

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm_env.base.cache import Cache
 from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.workspace import Workspace
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish import publish as module
 from vllm_env.publish.model_folder import BuiltSet
 

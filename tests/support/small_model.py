@@ -13,7 +13,8 @@ from support.repositories import CHECKOUT
 from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.layout import LAYOUTS, parts
+from vllm_env.layout import parts
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import install_runtime, make_relocatable, set_times, site_packages
@@ -86,11 +87,10 @@ def publish(prefix: Path, layout: str, place: Path, *, name: str = "vllm", relea
     stub = folder / "triton_python_backend_stub"
     stub.write_text("stub")
     stub.chmod(0o755)
-    environment, *others = packed.records
     manifest = Manifest(
         "k", layout, VllmRecord("0.99.0+cpu", "", "vllm", "release"), "3.11.7", {}, release,
-        environment, StubRecord(file_sha256(stub), 4, "3.11", release, "prebuilt"),
-        spec={"profile": "cpu"}, lock_digest="c", left_out=(), built_at="2026-01-01T00:00:00+00:00", parts=tuple(others),
+        packed.records, StubRecord(file_sha256(stub), 4, "3.11", release, "prebuilt"),
+        spec={"profile": "cpu"}, lock_digest="c", left_out=(), built_at="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
     (folder / "vllm_env.json").write_text(manifest.to_json())
     return folder

@@ -70,7 +70,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         console.result(manifest.to_json().rstrip())
         return 0
     vllm = manifest.vllm
-    packed = manifest.archive
+    packed, *parts = manifest.environment
     stub = manifest.stub
     shown_stub = f"{stub.origin}, {stub.sha256[:16]}"
     if not stub.is_in_model:
@@ -88,7 +88,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         "stub": shown_stub,
         "archive": f"{packed.name}, {content}",
     }
-    if parts := manifest.parts:
+    if parts:
         facts["parts"] = f"{len(parts)}, {sum(part.size for part in parts) / 1e6:.0f} MB"
     # The size of a volume for it.
     if packed.unpacked:

@@ -3,7 +3,6 @@
 Exit codes: 0 done, 1 the build or a check failed, 2 wrong usage, 130 interrupted.
 """
 
-import dataclasses
 import json
 import sys
 import traceback
@@ -84,7 +83,7 @@ def _facts(result: BuildResult) -> dict[str, object]:
         "rebuilt": result.rebuilt,
         **answer_facts(result),
         "warm": None,
-        "manifest": dataclasses.asdict(result.manifest),
+        "manifest": result.manifest.document(),
     }
     if warmed := result.warmed:
         facts["warm"] = {"folder": str(warmed.folder), "bytes": warmed.size}

@@ -8,7 +8,7 @@ from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
 from vllm_env.inside import parts_places
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
 from vllm_env.prefix.prune import RULES

@@ -12,7 +12,7 @@ from vllm_env.base.cache import key_of
 from vllm_env.base.errors import REBUILD, UsageError, VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.new_folder import filled, prepare
-from vllm_env.layout.directory import LAYOUT
+from vllm_env.layout.directory import Directory
 from vllm_env.model.contents import check_unpacked, record_of
 from vllm_env.model.files import (
     CONFIG_NAME,
@@ -149,15 +149,14 @@ def _read_model(model: Path, manifest: Manifest, scratch: Path) -> tuple[Content
     layout, packed = manifest.packed(model)
     *_, tree = layout.open(packed, installed_triton(), scratch)
     # A build records no digest of an unpacked folder.
-    if layout is LAYOUT and not manifest.archive.sha256:
+    if layout.name == Directory.name and not manifest.named.sha256:
         check_unpacked(tree.path, REBUILD)
     exported = dataclasses.replace(
         manifest,
         # Another set than the one that was built: a build does not take it for its own.
         key=key_of("exported", manifest.key),
-        layout=LAYOUT.name,
-        archive=record_of(tree.path, LAYOUT.environment),
-        parts=(),
+        layout=Directory.name,
+        environment=(record_of(tree.path, Directory.environment),),
     )
     replaced = {CONFIG_NAME: config, MANIFEST_NAME: exported.to_json().encode()}
     content = Content(
@@ -174,9 +173,9 @@ def _read_model(model: Path, manifest: Manifest, scratch: Path) -> tuple[Content
 def _exported_config(model: Path) -> bytes:
     """Return the configuration with the environment of the image."""
     file = model / CONFIG_NAME
-    text = with_environment_path(read_config_text(file), LAYOUT.environment)
+    text = with_environment_path(read_config_text(file), Directory.environment)
     path = parse_config(file, text).parameters[ENVIRONMENT].string_value
-    expected = f"{MODEL_DIRECTORY}/{LAYOUT.environment}"
+    expected = f"{MODEL_DIRECTORY}/{Directory.environment}"
     if path != expected:
         raise VllmEnvError(
             f"{file}: {ENVIRONMENT} is {path!r}, which an image does not have.",

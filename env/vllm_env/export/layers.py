@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from vllm_env.layout.directory import LAYOUT
+from vllm_env.layout.directory import Directory
 from vllm_env.layout.tar import TarPlan
 from vllm_env.model.contents import paths_in
 from vllm_env.model.files import CODE, OFFICIAL_ARGS
@@ -92,7 +92,7 @@ def _by_kind(content: Content) -> dict[str, list[str]]:
         owner = _owner(path, owners)
         # No wheel lists the start-up hook. It changes with this tool.
         kind = CODE_AND_STUB if path.startswith(f"{packages}/") else INTERPRETER
-        paths[owner or kind].append(f"{LAYOUT.environment}/{path}")
+        paths[owner or kind].append(f"{Directory.environment}/{path}")
     return paths
 
 
@@ -159,7 +159,7 @@ def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
     folders: set[str] = set()
     for path in paths:
         source = content.folder / path
-        inner = path.removeprefix(f"{LAYOUT.environment}/")
+        inner = path.removeprefix(f"{Directory.environment}/")
         if inner != path:
             source = content.environment / inner
         if layer.plan.members and layer.plan.size + source.lstat().st_size > _LAYER_BYTES:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.layout import files
+from vllm_env.layout.layouts import LAYOUT_FILES
 from vllm_env.model.files import ENGINE_ARGS_NAME, OFFICIAL_ARGS, read_config
 from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.publish.model_folder import WEIGHTS
@@ -95,11 +95,11 @@ def _walk(model: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(model):
         inner = os.path.relpath(folder, model)
         if inner == ".":
-            folders[:] = [name for name in folders if name not in files()]
+            folders[:] = [name for name in folders if name not in LAYOUT_FILES]
         links = [name for name in folders if Path(folder, name).is_symlink()]
         for name in (*names, *links):
             path = os.path.normpath(f"{inner}/{name}")
-            if path not in files():
+            if path not in LAYOUT_FILES:
                 yield path
 
 

@@ -173,6 +173,3 @@ def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
         cause=f"{meaning} {answer}".lstrip(),
         remedy=remedy,
     )
-
-
-LAYOUT = Archive()

@@ -50,6 +50,3 @@ class Directory(Layout):
     def copied_space(self, profile: str) -> int:
         """Return the size of an environment."""
         return EXTRACTED_SPACE[profile]
-
-
-LAYOUT = Directory()

@@ -234,6 +234,3 @@ def _unpack_parts(
         env={"PATH": os.defpath, "HOME": str(small.parent)},
         remedy=REBUILD,
     )
-
-
-LAYOUT = Parts()

@@ -111,13 +111,13 @@ def check_model(model: Path, manifest: Manifest) -> None:
         backend = f'the backend "{config.backend}"' if config.backend else "no backend"
         raise VllmEnvError(f"{file} names {backend}.", remedy='Write backend: "python".')
     environment = environment_of(model)
-    built = model / manifest.archive.name
+    built = model / manifest.named.name
     # Resolved, because the path may also be absolute or lead through a link.
     if not environment or Path(environment).resolve() != built.resolve():
         raise VllmEnvError(
             f"{file}: {ENVIRONMENT} is {environment!r}, and the built environment is {built}.",
             cause="Triton would use its own Python, or another environment.",
-            remedy=f'Write "{MODEL_DIRECTORY}/{manifest.archive.name}" there.',
+            remedy=f'Write "{MODEL_DIRECTORY}/{manifest.named.name}" there.',
         )
     code = model / CODE / "model.py"
     try:

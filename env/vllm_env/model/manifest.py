@@ -16,8 +16,8 @@ from vllm_env import __version__
 from vllm_env.base.errors import REBUILD, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.interpreter.layer import CondaPackage
-from vllm_env.layout import LAYOUTS
 from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.triton.elsewhere import ORIGIN, ServerRecord, servers_of
@@ -78,7 +78,7 @@ class Manifest:
         python: the full version (``3.11.7``).
         versions: versions of the most important distributions.
         triton_release: the release that the model was built for.
-        archive: the file or folder that config.pbtxt names.
+        environment: the files of the environment, or its folder; config.pbtxt names the first one.
         stub: the stub.
         spec: the inputs of the lock.
         lock_digest: the lock's digest.
@@ -86,7 +86,6 @@ class Manifest:
         built_at: time of the build (ISO 8601, UTC).
         built_by: version of this tool.
         format: version of this document.
-        parts: the parts, in the layout ``parts``.
         adopted_from: absolute path of the official backend's model folder from which ``adopt`` made
             this model, or "".
         servers: the releases that serve the model, if the server's own stub is used.
@@ -98,7 +97,7 @@ class Manifest:
     python: str
     versions: dict[str, str]
     triton_release: str
-    archive: EnvironmentRecord
+    environment: tuple[EnvironmentRecord, ...]
     stub: StubRecord
     spec: dict[str, Any]
     lock_digest: str
@@ -106,18 +105,24 @@ class Manifest:
     built_at: str
     built_by: str = f"vllm-env {__version__}"
     format: int = FORMAT
-    parts: tuple[EnvironmentRecord, ...] = ()
     adopted_from: str = ""
     servers: ServerRecord | None = None
 
+    def document(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        document = dataclasses.asdict(self)
+        # The names of format 1.
+        document["archive"], *document["parts"] = document.pop("environment")
+        return document
+
     def to_json(self) -> str:
         """Return the manifest as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+        return json.dumps(self.document(), indent=2, sort_keys=True) + "\n"
 
     @property
-    def environment(self) -> tuple[EnvironmentRecord, ...]:
-        """Return the records of the environment's files: ``archive`` and ``parts``."""
-        return (self.archive, *self.parts)
+    def named(self) -> EnvironmentRecord:
+        """Return the file or folder that config.pbtxt names."""
+        return self.environment[0]
 
     def packed(self, model: Path) -> tuple[Layout, Packed]:
         """Return the layout and the environment in the model's folder."""
@@ -151,7 +156,6 @@ def describe_build(
     lock = prefix.lock
     pinned = lock.vllm
     versions = lock.versions()
-    environment, *parts = packed.records
     return Manifest(
         key=key,
         layout=layout.name,
@@ -166,12 +170,11 @@ def describe_build(
         # A CPU environment has no triton, the GPU's kernel compiler.
         versions={name: versions[name] for name in _NAMED if name in versions},
         triton_release=stub.release,
-        archive=environment,
+        environment=packed.records,
         stub=StubRecord(stub.sha256, stub.size, stub.python, stub.release, stub.origin),
         spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
         left_out=prefix.left_out,
-        parts=tuple(parts),
         servers=servers_of(stub.release) if stub.path is None else None,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
@@ -193,8 +196,8 @@ def read_manifest(model: Path) -> Manifest | None:
                 f"{file} has format {document.get('format')}, not {FORMAT}.", remedy=REBUILD
             )
         document["vllm"] = VllmRecord(**document["vllm"])
-        document["archive"] = EnvironmentRecord(**document["archive"])
-        document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
+        records = (document.pop("archive"), *document.pop("parts", ()))
+        document["environment"] = tuple(EnvironmentRecord(**record) for record in records)
         document["stub"] = StubRecord(**document["stub"])
         if servers := document.get("servers"):
             document["servers"] = ServerRecord(**servers)

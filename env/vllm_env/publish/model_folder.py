@@ -29,8 +29,8 @@ from vllm_env.base.filesystem import (
     sync,
     write_whole,
 )
-from vllm_env.layout import LAYOUTS, files
 from vllm_env.layout.layout import Layout
+from vllm_env.layout.layouts import LAYOUT_FILES, LAYOUTS
 from vllm_env.model.files import (
     CODE,
     CONFIG_NAME,
@@ -49,7 +49,7 @@ from .model_config import set_count
 
 # The order in which the files are renamed into place. The manifest makes a set valid, so it is
 # last.
-BUILT_NAMES = (STUB_LIBRARIES, STUB_NAME, *files(), SBOM_NAME, MANIFEST_NAME)
+BUILT_NAMES = (STUB_LIBRARIES, STUB_NAME, *LAYOUT_FILES, SBOM_NAME, MANIFEST_NAME)
 CODE_NAMES = ("model.py", "triton_vllm")
 """This project's own code in the version folder."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")

@@ -29,7 +29,7 @@ from vllm_env.base.filesystem import (
 )
 from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.workspace import Workspace
-from vllm_env.layout import files
+from vllm_env.layout.layouts import LAYOUT_FILES
 from vllm_env.model.files import CONFIG_NAME
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME
@@ -195,7 +195,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             # 3) Remove the files of another layout, and a stub that this set does not have. A small
             # archive next to another build's parts would not start.
             absent = [] if built.stub else [STUB_NAME, STUB_LIBRARIES]
-            for name in {*files(), *absent}.difference(built.layout.files):
+            for name in {*LAYOUT_FILES, *absent}.difference(built.layout.files):
                 _remove(target / name)
             # 4) The manifest makes the new set valid.
             _place(staging / manifest, target / manifest)

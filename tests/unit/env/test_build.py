@@ -18,7 +18,7 @@ from support.small_build import small_lock
 from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.build import build
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.serve.standin import FACTS
 from vllm_env.sketch import TEMPLATE, BuildRequest
@@ -230,7 +230,7 @@ def test_an_unpacked_environment_is_not_packed(stages: Stages, workspace: Worksp
     """--layout directory: the prefix itself is verified, served and published."""
     result = build_all(workspace, replace(request_, layout=LAYOUTS["directory"]))
     assert "archive" not in stages.called
-    assert (result.manifest.layout, result.manifest.archive.key) == ("directory", "p")
+    assert (result.manifest.layout, result.manifest.named.key) == ("directory", "p")
     assert (result.model / "vllm_env" / "bin" / "python").read_text() == "python"
     assert not (result.model / "vllm_env.tar.gz").exists()
     assert not build_all(workspace, replace(request_, layout=LAYOUTS["directory"])).rebuilt

@@ -11,7 +11,7 @@ import pytest
 
 from support.build_stages import Stages, build_all
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.exchange import STAGING
 from vllm_env.sketch import BuildRequest
 

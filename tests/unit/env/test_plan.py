@@ -11,7 +11,7 @@ import pytest
 from support import triton_folder
 from vllm_env import plan, sketch
 from vllm_env.base.network import Network
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.spec import Overrides
 from vllm_env.plan import Plan, resolve
 from vllm_env.sketch import BuildRequest, make_sketch

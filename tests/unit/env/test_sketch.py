@@ -13,7 +13,7 @@ import pytest
 from support import triton_folder
 from vllm_env import sketch as module
 from vllm_env.base.errors import UsageError, VllmEnvError
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.spec import Overrides
 from vllm_env.sketch import BuildRequest, default_profile, find_triton, installed_triton, make_sketch
 from vllm_env.triton.root import open_root

@@ -21,7 +21,7 @@ from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.locks import locked_folder
 from vllm_env.cli.main import main
 from vllm_env.inside import parts_unpack
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 
 pytestmark = pytest.mark.long
 

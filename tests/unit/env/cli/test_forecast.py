@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vllm_env.cli.forecast import forecast
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.plan import preview
 from vllm_env.prefix.prefix import EXTRACTED_SPACE, build_space, prefix_key
 

@@ -9,7 +9,7 @@ import pytest
 
 from vllm_env.cli.options import open_workspace, request_of
 from vllm_env.cli.parser import build_parser
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import Overrides, Pin
 from vllm_env.sketch import BuildRequest

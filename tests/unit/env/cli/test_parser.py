@@ -10,7 +10,7 @@ import pytest
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.main import main
 from vllm_env.cli.parser import _PARSERS, build_parser, parse
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.prefix.prune import RULES
 from vllm_env.triton.stub import StubMode
 

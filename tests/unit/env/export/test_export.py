@@ -22,7 +22,7 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.machine import EPOCH
 from vllm_env.cli.main import main
 from vllm_env.export import layers as layers_module
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.model.files import check_model
 from vllm_env.model.manifest import check_files, read_manifest
 
@@ -179,7 +179,7 @@ def test_the_mounted_model_passes_its_checks(prefix: Path, layout: str, tmp_path
     model = export(built.parent, tmp_path / "image").extract(tmp_path / "mounted")
     manifest = read_manifest(model)
     assert manifest
-    assert (manifest.layout, manifest.parts, manifest.archive.name) == ("directory", (), "vllm_env")
+    assert (manifest.layout, [record.name for record in manifest.environment]) == ("directory", ["vllm_env"])
     before = read_manifest(built)
     assert before
     assert manifest.key != before.key

