@@ -22,9 +22,9 @@ from vllm_env.prefix.prefix import prefix_key
 from vllm_env.sketch import PROVISIONED, BuildRequest, Sketch, make_sketch
 from vllm_env.triton.provision import provision
 from vllm_env.triton.root import STUB_LIBRARIES, TritonRoot, open_root
-from vllm_env.triton.stub import StubPlan, plan_stub
+from vllm_env.triton.stub import StubChoice, choose_stub
 from vllm_env.triton.stub_source import StubOptions
-from vllm_env.verify.verify import check_plan
+from vllm_env.verify.verify import check_lock
 
 UNKNOWN = "known after the build"
 """A dry run prints this for a value that only a build can know."""
@@ -45,7 +45,7 @@ class Plan:
     sketch: Sketch
     triton: TritonRoot
     lock: Lock
-    stub: StubPlan
+    stub: StubChoice
     key: str
 
 
@@ -61,7 +61,7 @@ class Preview:
     """
 
     sketch: Sketch
-    stub: StubPlan
+    stub: StubChoice
     plan: Plan | None
     forecast: str = ""
 
@@ -93,12 +93,12 @@ def resolve(workspace: Workspace, sketch: Sketch) -> Plan:
         lock = make_lock(workspace, sketch.spec, triton.rules, request.lock)
         pinned = masked(sketch.spec.pin.value)
         report.step(f"{pinned}: {len(lock.wheels)} wheels, Python {lock.python}")
-    stub = plan_stub(workspace, triton, lock.python, request.stub, sketch.stub_options)
+    stub = choose_stub(workspace, triton, lock.python, request.stub, sketch.stub_options)
     is_compiled = not stub.prebuilt and not triton.is_elsewhere
     # Those of the environment are for all builds.
     if not is_compiled and request.stub_options != StubOptions.of():
         report.note("--triton-git-url, --boost-url and --jobs have no effect: no stub is compiled")
-    for note in check_plan(lock, triton):
+    for note in check_lock(lock, triton):
         report.note(note)
     packed = request.layout.key(prefix_key(lock, request.keep))
     # Before Triton is installed, its stub has no digest yet.
@@ -124,7 +124,7 @@ def preview(workspace: Workspace, request: BuildRequest) -> Preview:
         except NotKnownError as unknown:
             report.note(f"{unknown.what} The lock is known after the build.")
             python = sketch.spec.python
-            stub = plan_stub(scratch, sketch.triton, python, request.stub, sketch.stub_options)
+            stub = choose_stub(scratch, sketch.triton, python, request.stub, sketch.stub_options)
             return Preview(sketch, stub, plan=None, forecast=unknown.forecast)
         return Preview(sketch, plan.stub, plan)
 

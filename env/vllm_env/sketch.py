@@ -28,7 +28,7 @@ from vllm_env.serve.smoke import SmokeResult
 from vllm_env.triton.elsewhere import image_of, triton_elsewhere
 from vllm_env.triton.provision import to_be_provisioned
 from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, is_plain, open_root
-from vllm_env.triton.stub import StubMode, plan_stub
+from vllm_env.triton.stub import StubMode, choose_stub
 from vllm_env.triton.stub_source import StubOptions
 
 PROVISIONED = PLACE / ".triton"
@@ -189,7 +189,7 @@ def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
         check_server(request, profile)
     # Checked before the lock, which may take minutes to resolve.
     if request.stub == "prebuilt" or triton.is_elsewhere:
-        plan_stub(workspace, triton, spec.python, request.stub, sketch.stub_options)
+        choose_stub(workspace, triton, spec.python, request.stub, sketch.stub_options)
     return sketch
 
 

@@ -15,7 +15,7 @@ from vllm_env.base.filesystem import give_tree, owner_of
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
 from vllm_env.lock.fetch import PIP_RULES, by_hash
-from vllm_env.lock.pylock import PYTORCH, Lock, LockedWheel, requirements_of
+from vllm_env.lock.pylock import PYTORCH_INDEX, Lock, LockedWheel, requirements_of
 from vllm_env.plan import resolve
 from vllm_env.sketch import PROVISIONED, BuildRequest, make_sketch
 from vllm_env.triton.provision import fetch
@@ -65,7 +65,7 @@ def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
 
         def download(wheels: Sequence[LockedWheel]) -> None:
             # In two steps, because PyTorch's index must not be asked for the other wheels.
-            for index, backend in (("", ""), (PYTORCH, lock.spec.torch_backend)):
+            for index, backend in (("", ""), (PYTORCH_INDEX, lock.spec.torch_backend)):
                 chosen = [wheel for wheel in wheels if wheel.index == index]
                 requirements.write_text(requirements_of(chosen), "utf-8")
                 _download(

@@ -16,7 +16,7 @@ from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network
 from vllm_env.interpreter.layer import (
-    REMOTE,
+    REMOTE_CHANNEL,
     CondaLayer,
     choose_layer,
     copy_layer,
@@ -145,7 +145,7 @@ def test_packages_of_the_remote_channel_are_kept_and_installed_offline(
     remote: Path, channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fetched once into the cache; then neither the channel nor a solver's answer is needed."""
-    layer = CondaLayer(REMOTE, channel.layer.packages)
+    layer = CondaLayer(REMOTE_CHANNEL, channel.layer.packages)
     online, offline = (workspace_in(tmp_path / "cache", Network(offline=off)) for off in (False, True))
     assert is_available(online, layer)
     install_layer(online, layer, tmp_path / "one")
@@ -158,10 +158,10 @@ def test_packages_of_the_remote_channel_are_kept_and_installed_offline(
 
 def test_a_wheelhouse_serves_a_layer(channel: Channel, tmp_path: Path) -> None:
     """What copy_layer put there is installed by a machine with an empty cache and no network."""
-    layer = CondaLayer(REMOTE, channel.layer.packages)
-    shutil.copytree(channel.root / "conda/channel", tmp_path / "cache/conda" / REMOTE)
+    layer = CondaLayer(REMOTE_CHANNEL, channel.layer.packages)
+    shutil.copytree(channel.root / "conda/channel", tmp_path / "cache/conda" / REMOTE_CHANNEL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENV_CONDA_CHANNEL", (tmp_path / "cache/conda" / REMOTE).as_uri())
+        patch.setenv("VLLM_ENV_CONDA_CHANNEL", (tmp_path / "cache/conda" / REMOTE_CHANNEL).as_uri())
         copy_layer(workspace_in(tmp_path / "cache"), layer, tmp_path / "house")
     empty = workspace_in(tmp_path / "empty", Network(offline=True, wheelhouse=tmp_path / "house"))
     assert choose_layer(empty, "3.11") == layer

@@ -19,7 +19,7 @@ from vllm_env.base import network as network_module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.network import Network, NetworkError, read_pip_config
 from vllm_env.base.process import run
-from vllm_env.lock.pylock import PYTORCH, Lock, LockedWheel
+from vllm_env.lock.pylock import PYTORCH_INDEX, Lock, LockedWheel
 from vllm_env.prefix import prefix as prefix_module
 from vllm_env.prefix.prefix import make_prefix
 
@@ -186,7 +186,7 @@ def test_a_constraint_of_pip_does_not_count(lab: Lab, monkeypatch: pytest.Monkey
 
 def test_a_build_of_torch_that_its_own_index_has(lab: Lab, way: Callable[..., dict[str, str]]) -> None:
     """The cpu profile: another build of this name is in the user's index; PyTorch's index, or its mirror, has the locked one."""
-    wanted = replace(lab.wheel("mirror", "right", "torch", "9.9.9+cpu"), index=PYTORCH)
+    wanted = replace(lab.wheel("mirror", "right", "torch", "9.9.9+cpu"), index=PYTORCH_INDEX)
     lab.wheel("other", "wrong", "torch", "9.9.9+cpu")
     other, mirror = lab.serve(lab.index("other"), lab.index("mirror"))
     network = replace(lab.network([other]), torch_index=mirror)

@@ -19,7 +19,7 @@ from support.thin_builds import fill_cache, finished_lab, make_thin_lab
 from vllm_env.base.cache import Cache
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.layout.tar import plan_archive
+from vllm_env.layout.tar import contents_of
 
 if TYPE_CHECKING:
     from support.chaos_lab import Lab
@@ -162,5 +162,5 @@ def test_an_editable_install_is_refused(bare_prefix: Path, tmp_path: Path) -> No
     install += ["--editable", tree]
     subprocess.run(install, check=True)
     with pytest.raises(VllmEnvError, match="conda-pack refuses") as caught:
-        plan_archive(prefix)
+        contents_of(prefix)
     assert "editable" in caught.value.remedy

@@ -18,7 +18,7 @@ from vllm_env.base.report import reporting_to
 from vllm_env.layout.archive import unpack
 from vllm_env.layout.layout import EnvironmentRecord, Packed
 from vllm_env.layout.layouts import LAYOUTS
-from vllm_env.layout.tar import plan_archive, write_archive
+from vllm_env.layout.tar import contents_of, write_archive
 from vllm_env.prefix.relocate import install_runtime, site_packages
 from vllm_env.verify.launcher_check import check_start, start
 from vllm_env.verify.tree_rules import Expected, check_tree
@@ -65,7 +65,7 @@ def workspace(tmp_path: Path) -> Workspace:
 def unpacked(prefix: Path, workspace: Workspace, tmp_path: Path) -> Path:
     """The same after conda-pack and libarchive, in a folder whose name has a space."""
     archive, environment = tmp_path / "vllm_env.tar.gz", tmp_path / "python env" / "0"
-    write_archive(plan_archive(prefix), archive)
+    write_archive(contents_of(prefix), archive)
     unpack(archive, environment)
     shutil.rmtree(prefix)
     return environment
@@ -123,7 +123,7 @@ def test_conda_pack_refuses_an_editable_install(prefix: Path) -> None:
     record = {"url": "file:///home/me/vllm", "dir_info": {"editable": True}}
     (site_packages(prefix) / "vllm-0.32.0.dist-info" / "direct_url.json").write_text(json.dumps(record))
     with pytest.raises(VllmEnvError, match="conda-pack refuses") as caught:
-        plan_archive(prefix)
+        contents_of(prefix)
     assert "editable" in caught.value.cause
     assert "as wheels" in caught.value.remedy
 
@@ -131,7 +131,7 @@ def test_conda_pack_refuses_an_editable_install(prefix: Path) -> None:
 def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, workspace: Workspace, tmp_path: Path) -> None:
     """All checks in the order of their cost; bytecode that is missing is a note and no error; nothing is left behind."""
     archive, console = tmp_path / "vllm_env.tar.gz", Listener()
-    plan = plan_archive(prefix)
+    plan = contents_of(prefix)
     write_archive(plan, archive)
     layout, packed = LAYOUTS["archive"], Packed(archive, (EnvironmentRecord("vllm_env.tar.gz", members=plan.members),))
     with reporting_to(console):

@@ -22,7 +22,7 @@ from vllm_env.base.report import reporting_to
 from vllm_env.base.workspace import Workspace
 from vllm_env.prefix.relocate import install_runtime
 from vllm_env.triton.root import TritonRoot, rules_of
-from vllm_env.triton.stub import make_stub, plan_stub
+from vllm_env.triton.stub import choose_stub, make_stub
 from vllm_env.triton.stub_source import StubOptions
 from vllm_env.verify.launcher_check import start
 
@@ -44,7 +44,7 @@ class Place:
     def build(self, options: StubOptions, release: str = "24.10") -> Stub:
         """Plan a stub from source and make it."""
         triton = dataclasses.replace(self.triton, release=release, rules=rules_of(release))
-        return make_stub(self.workspace, plan_stub(self.workspace, triton, self.python, "source", options), self.prefix)
+        return make_stub(self.workspace, choose_stub(self.workspace, triton, self.python, "source", options), self.prefix)
 
 
 # As in the releases' CMakeLists.txt; with 2.10 the embedded interpreter does not configure its locale.
@@ -71,7 +71,7 @@ def organisation(place: Place) -> StubOptions:
 def test_builds_checks_starts_and_caches_a_stub(place: Place, organisation: StubOptions) -> None:
     """A stub built at the release's branch embeds the prefix's Python, keeps no build path, and is built once."""
     cache, console = place.workspace.cache, Listener()
-    plan = plan_stub(place.workspace, place.triton, place.python, "auto", organisation)
+    plan = choose_stub(place.workspace, place.triton, place.python, "auto", organisation)
     assert plan.prebuilt is None
     with reporting_to(console):
         stub = make_stub(place.workspace, plan, place.prefix)
@@ -99,7 +99,7 @@ def test_builds_checks_starts_and_caches_a_stub(place: Place, organisation: Stub
     offline = Workspace(cache, Network(offline=True))
     console.heard.clear()
     with reporting_to(console):
-        again = make_stub(offline, plan_stub(offline, place.triton, place.python, "auto", organisation), place.prefix)
+        again = make_stub(offline, choose_stub(offline, place.triton, place.python, "auto", organisation), place.prefix)
     assert again == stub
     assert stub.path.stat().st_mtime_ns == before
     assert console.heard == []
@@ -137,7 +137,7 @@ def test_refuses_a_release_without_branch(place: Place, organisation: StubOption
     """A release that the organisation does not have is refused in the plan, by its branch's name and with a remedy."""
     triton = dataclasses.replace(place.triton, release="24.09")
     with pytest.raises(VllmEnvError, match=r"no branch r24\.09.*--triton-git-url"):
-        plan_stub(place.workspace, triton, place.python, "source", organisation)
+        choose_stub(place.workspace, triton, place.python, "source", organisation)
 
 
 def test_refuses_an_organisation_that_is_not_there(place: Place, tmp_path: Path) -> None:

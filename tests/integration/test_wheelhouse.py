@@ -14,11 +14,11 @@ from vllm_env import wheelhouse as module
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError
-from vllm_env.lock.pylock import PYTORCH, LockedWheel
+from vllm_env.lock.pylock import PYTORCH_INDEX, LockedWheel
 from vllm_env.plan import Plan
 from vllm_env.sketch import BuildRequest, Sketch
 from vllm_env.triton.root import TritonRoot, rules_of
-from vllm_env.triton.stub import StubPlan
+from vllm_env.triton.stub import StubChoice
 from vllm_env.triton.stub_source import StubOptions
 from vllm_env.wheelhouse import fill_wheelhouse
 
@@ -37,7 +37,7 @@ def plan(channel: Channel, small_wheel: Path, tmp_path: Path) -> Plan:
     lock = replace(lock, conda=channel.layer, wheels=(wheel,))
     triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
     sketch = Sketch(BuildRequest(), lock.spec, triton)
-    return Plan(sketch, triton, lock, StubPlan(triton, lock.python, StubOptions()), "k")
+    return Plan(sketch, triton, lock, StubChoice(triton, lock.python, StubOptions()), "k")
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_only_torch_is_asked_of_pytorchs_index(
 ) -> None:
     """The lock says which wheels only that index has; whatever else it offers is not taken from there."""
     (wheel,) = plan.lock.wheels
-    torch = LockedWheel("torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "5" * 64, index=PYTORCH)
+    torch = LockedWheel("torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "5" * 64, index=PYTORCH_INDEX)
     lock = replace(plan.lock, wheels=(torch, wheel), spec=replace(plan.lock.spec, torch_backend="cpu"))
     monkeypatch.setattr(module, "resolve", lambda *_: replace(plan, lock=lock))
     asked: list[tuple[str, str]] = []

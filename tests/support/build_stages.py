@@ -19,7 +19,7 @@ from vllm_env.serve.smoke import SmokeRequest, SmokeResult
 from vllm_env.serve.warm import Warmed
 from vllm_env.sketch import BuildRequest, Sketch, find_proof
 from vllm_env.triton.root import TritonRoot, rules_of
-from vllm_env.triton.stub import Stub, StubPlan
+from vllm_env.triton.stub import Stub, StubChoice
 from vllm_env.triton.stub_source import StubOptions
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Stages:
     def resolve(self, workspace: Workspace, sketch: Sketch) -> Plan:
         """A plan with the stub of the Triton's own."""
         triton = sketch.triton
-        planned = StubPlan(triton, "3.11.7", StubOptions(), triton.stubs["3.11"])
+        planned = StubChoice(triton, "3.11.7", StubOptions(), triton.stubs["3.11"])
         return Plan(sketch, triton, replace(small_lock(), spec=sketch.spec), planned, self.key)
 
     def make_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...], triton: Path) -> Prefix:
@@ -85,7 +85,7 @@ class Stages:
         """Whether the cache has the prefix still."""
         return self.cached
 
-    def make_stub(self, workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
+    def make_stub(self, workspace: Workspace, plan: StubChoice, prefix: Path) -> Stub:
         """The planned one."""
         self._call("stub")
         self.has_packed.clear()

@@ -17,7 +17,7 @@ from vllm_env.inside import parts_unpack
 from vllm_env.inside.parts_places import VARIABLE
 from vllm_env.inside.parts_unpack import FOLDER
 from vllm_env.layout import parts
-from vllm_env.layout.tar import TarPlan, write_archive
+from vllm_env.layout.tar import TarContents, write_archive
 
 KEY = uuid.uuid4().hex  # the last place is the same for all runs
 SITE = Path("lib/python3.11/site-packages")
@@ -86,7 +86,7 @@ def make_small(place: Path) -> Small:
     (model / FOLDER).mkdir(parents=True)
     rows: list[dict[str, Any]] = []
     for number, names in enumerate(((SITE / "one.py", SITE / "tool"), (SITE / "big.bin", SITE / "link"), (long, SITE / "empty"))):
-        plan = TarPlan()
+        plan = TarContents()
         for name in names:
             plan.add(str(source / name), str(name))
         file = model / FOLDER / f"{number:03}.tar.gz"

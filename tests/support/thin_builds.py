@@ -21,7 +21,7 @@ from support.once import once
 from support.repositories import CHECKOUT
 from support.wheels import write_wheel
 from vllm_env.base.elf import read_dynamic_section
-from vllm_env.interpreter.package import BUILD, write_conda_package
+from vllm_env.interpreter.package import LOCAL_BUILD, write_conda_package
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel
@@ -48,7 +48,7 @@ def thin_channel(channel: Channel, bare_prefix: Path) -> Path:
     def make(root: Path) -> Path:
         folder = root / "channel"
         _copy_used(bare_prefix, root / "tree")
-        write_conda_package(root / "tree", folder / "linux-64", name="python", version=channel.layer.python, build=BUILD)
+        write_conda_package(root / "tree", folder / "linux-64", name="python", version=channel.layer.python, build=LOCAL_BUILD)
         (folder / "noarch").mkdir()
         job = json.dumps({"kind": "index", "channel": str(folder)})
         variables = {**os.environ, "PYTHONPATH": str(CHECKOUT / "env")}

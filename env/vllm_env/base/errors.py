@@ -14,7 +14,7 @@ SPACE_REMEDY = (
     "Free some space (gen_vllm_env.sh clean), "
     "or point VLLM_ENV_CACHE and TMPDIR to a larger file system."
 )
-REBUILD = "Build it again: ./gen_vllm_env.sh, with the options of its build."
+REBUILD_REMEDY = "Build it again: ./gen_vllm_env.sh, with the options of its build."
 
 
 class VllmEnvError(Exception):

@@ -28,7 +28,7 @@ from .process import capture, run
 from .sources import Source, uv_places
 
 # The settings of pip that say where packages come from.
-_NAMES = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
+_PIP_OPTIONS = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
 # The user's settings of uv that count here: where packages come from, how to get there, and uv's
 # cache. The others may change the packages, or where they go: UV_CONSTRAINT, UV_EXCLUDE_NEWER,
 # UV_PRERELEASE, UV_NO_BINARY, UV_TORCH_BACKEND. uv reads the file of UV_CONFIG_FILE despite
@@ -39,9 +39,9 @@ _UV_SOURCES = re.compile(
     r"|HTTP_\w+|REQUEST_TIMEOUT|CONCURRENT_\w+|CACHE_DIR|NO_CACHE|LOCK_TIMEOUT)"
 )
 # s; a user without network access must not wait long.
-_CONNECT_TIMEOUT = 3.0
+_CONNECT_SECONDS = 3.0
 # s between two parts of a file.
-_READ_TIMEOUT = 60.0
+_READ_SECONDS = 60.0
 # uv knows this index, pip does not.
 _PYTORCH = "https://download.pytorch.org/whl"
 # A private mirror without credentials must fail and not wait for a password.
@@ -84,7 +84,7 @@ def require_loopback() -> None:
     """Raise a VllmEnvError if programs cannot connect to each other on 127.0.0.1."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), _CONNECT_TIMEOUT).close()
+            socket.create_connection(server.getsockname(), _CONNECT_SECONDS).close()
     except OSError as error:
         raise VllmEnvError(
             f"No connection is possible on 127.0.0.1: {error.strerror or error}.",
@@ -164,7 +164,7 @@ def parse_pip_config(listing: str) -> PipConfig:
             # Only at the first "=": a token in an index's URL may contain another one.
             key, _, literal = line.partition("=")
             section, _, name = key.rpartition(".")
-            if section == wanted_section and name in _NAMES:
+            if section == wanted_section and name in _PIP_OPTIONS:
                 values[name] = str(ast.literal_eval(literal))
     return PipConfig(
         index_url=values.get("index-url", ""),
@@ -322,7 +322,7 @@ class Network:
         try:
             trust = ssl.create_default_context(cafile=self.pip.cert or None)
             # A channel may be a folder, so file: is allowed.
-            reply = urllib.request.urlopen(url, timeout=_READ_TIMEOUT, context=trust)  # noqa: S310
+            reply = urllib.request.urlopen(url, timeout=_READ_SECONDS, context=trust)  # noqa: S310
             with reply as source:
                 # In one read: reads of a given size do not notice a truncated reply.
                 data = source.read()
@@ -361,7 +361,7 @@ def _first_hop(parts: urllib.parse.SplitResult) -> tuple[str, int]:
 @functools.cache
 def _connects(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT).close()
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

@@ -15,9 +15,9 @@ from vllm_env.base.errors import UsageError
 from .mistakes import as_value_of, option_for
 
 # Options less similar than this are not what the user meant: --json for --jobs.
-_SIMILAR = 0.7
+_MIN_SIMILARITY = 0.7
 # What --help shows of the build's many options, by destination.
-_USUAL = (
+_USUAL_OPTIONS = (
     "vllm", "vllm_commit", "vllm_wheel", "vllm_source", "profile", "triton_release",
     "model_repository", "dry_run", "help", "version",
 )  # fmt: skip
@@ -47,7 +47,7 @@ class CommandParser(argparse.ArgumentParser):
             elif word in self.options_of_build:
                 remedy = f"It is an option of the build. {remedy}"
             else:
-                for similar in difflib.get_close_matches(word, known, n=1, cutoff=_SIMILAR):
+                for similar in difflib.get_close_matches(word, known, n=1, cutoff=_MIN_SIMILARITY):
                     remedy = f"Did you mean {similar}? {remedy}"
         raise UsageError(f"{message[:1].upper()}{message[1:]}.", remedy=remedy)
 
@@ -63,7 +63,7 @@ class UsualHelp(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
         """Print it and end the program."""
         for action in parser._actions:  # noqa: SLF001 - argparse has no public way
-            if action.option_strings and action.dest not in _USUAL:
+            if action.option_strings and action.dest not in _USUAL_OPTIONS:
                 action.help = argparse.SUPPRESS
         parser.print_help()
         parser.exit()

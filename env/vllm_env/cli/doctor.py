@@ -24,10 +24,10 @@ from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
 # The first driver that runs CUDA 13 without a compatibility package, for Linux, by the release
 # notes of NVIDIA's CUDA toolkit.
-_DRIVER = "580.65"
+_CUDA_13_DRIVER = "580.65"
 # Without a persistence daemon, nvidia-smi wakes each GPU. If the driver hangs, it never ends.
 _SMI_SECONDS = 30.0
-_MANY_FILES = 4096
+_OPEN_FILES_LIMIT = 4096
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def _gpu(spec: Spec) -> Finding:
         remedy = "Restart the machine or its driver; if that does not help, update the driver."
         return Finding("GPU", "problem", what, remedy)
     # Only a warning: a compatibility package, or a vLLM for CUDA 12, runs with an older driver.
-    if version < _numbers(_DRIVER):
-        what = f"{what}: older than CUDA 13 asks for ({_DRIVER})"
+    if version < _numbers(_CUDA_13_DRIVER):
+        what = f"{what}: older than CUDA 13 asks for ({_CUDA_13_DRIVER})"
         remedy = "Pin a vLLM whose torch is built for CUDA 12, or update the driver."
         return Finding("GPU", "warning", what, remedy)
     if compute < (7, 5):
@@ -210,12 +210,12 @@ def _shared_memory() -> Finding:
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    raise_limit = f"ulimit -n {_MANY_FILES}"
-    if hard != resource.RLIM_INFINITY and hard < _MANY_FILES:
-        raise_limit = f"docker run --ulimit nofile={_MANY_FILES}, or as root {raise_limit}"
+    raise_limit = f"ulimit -n {_OPEN_FILES_LIMIT}"
+    if hard != resource.RLIM_INFINITY and hard < _OPEN_FILES_LIMIT:
+        raise_limit = f"docker run --ulimit nofile={_OPEN_FILES_LIMIT}, or as root {raise_limit}"
     return _judge(
         "open files",
-        is_fine=soft == resource.RLIM_INFINITY or soft >= _MANY_FILES,
+        is_fine=soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES_LIMIT,
         what=f"limit {_shown(soft)} (at most {_shown(hard)})",
         remedy=f"{raise_limit}: each connection takes one.",
     )

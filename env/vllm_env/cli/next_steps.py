@@ -10,7 +10,7 @@ from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult
 from vllm_env.model.files import CONFIG_NAME
 from vllm_env.sketch import PROVISIONED, BuildRequest
-from vllm_env.triton.elsewhere import SINCE, image_of
+from vllm_env.triton.elsewhere import SINCE_RELEASE, image_of
 from vllm_env.triton.root import backend_arguments, is_plain
 
 
@@ -23,7 +23,7 @@ def next_lines(result: BuildResult, request: BuildRequest) -> list[str]:
     if _profile(result) == "cuda" and result.triton.path == PROVISIONED:
         lines.append(
             f"It is for Triton {result.triton.release} only. For another release: "
-            f"--triton-release YY.MM (since {SINCE}), or build in its container"
+            f"--triton-release YY.MM (since {SINCE_RELEASE}), or build in its container"
         )
     return lines
 

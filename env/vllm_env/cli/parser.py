@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_env import __version__
 from vllm_env.base.errors import UsageError, meant
-from vllm_env.layout import NAMES
+from vllm_env.layout import LAYOUT_NAMES
 
 from .base_parser import CommandParser, UsualHelp, add_flag, add_path, count, positive
 from .mistakes import as_value_of, check_model_name, option_for, refuse_contradictions, refuse_empty
@@ -195,7 +195,7 @@ def build_parser(name: str = "", folder: str = "") -> CommandParser:
     output.add_argument("--model", metavar="NAME", default="vllm", help=_MODEL)
     output.add_argument(
         "--layout",
-        choices=NAMES,
+        choices=LAYOUT_NAMES,
         default="parts",
         help="parts (default), which the first start unpacks on all cores; archive, one file; "
         "or directory, unpacked",

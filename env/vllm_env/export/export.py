@@ -9,14 +9,14 @@ from packaging.utils import canonicalize_name
 
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
-from vllm_env.base.errors import REBUILD, UsageError, VllmEnvError
+from vllm_env.base.errors import REBUILD_REMEDY, UsageError, VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.new_folder import filled, prepare
 from vllm_env.layout.directory import Directory
 from vllm_env.model.contents import check_unpacked, record_of
 from vllm_env.model.files import (
     CONFIG_NAME,
-    ENVIRONMENT,
+    ENVIRONMENT_PARAMETER,
     MODEL_DIRECTORY,
     check_model,
     encode_config,
@@ -150,7 +150,7 @@ def _read_model(model: Path, manifest: Manifest, scratch: Path) -> tuple[Content
     *_, tree = layout.open(packed, installed_triton(), scratch)
     # A build records no digest of an unpacked folder.
     if layout.name == Directory.name and not manifest.named.sha256:
-        check_unpacked(tree.path, REBUILD)
+        check_unpacked(tree.path, REBUILD_REMEDY)
     exported = dataclasses.replace(
         manifest,
         # Another set than the one that was built: a build does not take it for its own.
@@ -174,11 +174,11 @@ def _exported_config(model: Path) -> bytes:
     """Return the configuration with the environment of the image."""
     file = model / CONFIG_NAME
     text = with_environment_path(read_config_text(file), Directory.environment)
-    path = parse_config(file, text).parameters[ENVIRONMENT].string_value
+    path = parse_config(file, text).parameters[ENVIRONMENT_PARAMETER].string_value
     expected = f"{MODEL_DIRECTORY}/{Directory.environment}"
     if path != expected:
         raise VllmEnvError(
-            f"{file}: {ENVIRONMENT} is {path!r}, which an image does not have.",
+            f"{file}: {ENVIRONMENT_PARAMETER} is {path!r}, which an image does not have.",
             remedy=f'Write "{MODEL_DIRECTORY}/" and the name of the environment there.',
         )
     return encode_config(text)

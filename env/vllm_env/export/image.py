@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_env.layout.tar import CHUNK, read_chunk
+from vllm_env.layout.tar import CHUNK_BYTES, read_chunk
 
 from .compression import Compression
 from .layers import Layer
@@ -47,7 +47,7 @@ class _Source:
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the archive's bytes."""
-        buffer = memoryview(bytearray(CHUNK))
+        buffer = memoryview(bytearray(CHUNK_BYTES))
         for chunk in self.layer.plan.chunks():
             data = bytes(read_chunk(chunk, buffer))
             self.digest.update(data)

@@ -12,9 +12,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from vllm_env.layout.directory import Directory
-from vllm_env.layout.tar import TarPlan
+from vllm_env.layout.tar import TarContents
 from vllm_env.model.contents import paths_in
-from vllm_env.model.files import CODE, OFFICIAL_ARGS
+from vllm_env.model.files import OFFICIAL_ARGS_NAME, VERSION_FOLDER
 from vllm_env.model.manifest import MANIFEST_NAME, SBOM_NAME
 from vllm_env.prefix.file_owners import Owned, read_installed
 from vllm_env.prefix.relocate import site_packages
@@ -61,7 +61,7 @@ class Layer:
     """The members of a layer, and its name for people."""
 
     name: str
-    plan: TarPlan
+    plan: TarContents
 
 
 def plan_layers(contents: list[Content]) -> list[Layer]:
@@ -98,8 +98,8 @@ def _by_kind(content: Content) -> dict[str, list[str]]:
 
 def _kind_of_own(path: str) -> str:
     first = path.partition("/")[0]
-    built = (CODE, STUB_NAME, STUB_LIBRARIES, MANIFEST_NAME, SBOM_NAME)
-    return CODE_AND_STUB if first in built and path != OFFICIAL_ARGS else SETTINGS
+    built = (VERSION_FOLDER, STUB_NAME, STUB_LIBRARIES, MANIFEST_NAME, SBOM_NAME)
+    return CODE_AND_STUB if first in built and path != OFFICIAL_ARGS_NAME else SETTINGS
 
 
 def _owners(content: Content) -> dict[str, str]:
@@ -154,7 +154,7 @@ def _owner(path: str, owners: Mapping[str, str]) -> str:
 
 def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
     """Yield the layers for paths: one, or several if it would become too large."""
-    layer = Layer(name, TarPlan())
+    layer = Layer(name, TarContents())
     number = 1
     folders: set[str] = set()
     for path in paths:
@@ -165,7 +165,7 @@ def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
         if layer.plan.members and layer.plan.size + source.lstat().st_size > _LAYER_BYTES:
             yield layer
             number += 1
-            layer = Layer(f"{name} {number}", TarPlan())
+            layer = Layer(f"{name} {number}", TarContents())
             folders.clear()
         target = f"{MODELS}/{content.name}/{path}"
         # The folders above, of which no layer may have another mode.

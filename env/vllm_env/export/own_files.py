@@ -13,9 +13,9 @@ from typing import Any
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout.layouts import LAYOUT_FILES
-from vllm_env.model.files import ENGINE_ARGS_NAME, OFFICIAL_ARGS, read_config
+from vllm_env.model.files import ENGINE_ARGS_NAME, OFFICIAL_ARGS_NAME, read_config
 from vllm_env.model.manifest import CACHE_NAME
-from vllm_env.publish.model_folder import WEIGHTS
+from vllm_env.publish.model_folder import WEIGHT_SUFFIXES
 from vllm_env.serve.without_hub import STANDIN_NAME
 
 _SECRET_NAME = re.compile(
@@ -67,7 +67,7 @@ def find_own_files(model: Path) -> OwnFiles:
                 f"{model / path} looks like a secret.", cause="Its name says so.", remedy=_REMEDY
             )
         is_standin = path.startswith(f"{STANDIN_NAME}/")
-        is_weight = path.endswith(WEIGHTS) and not is_standin
+        is_weight = path.endswith(WEIGHT_SUFFIXES) and not is_standin
         if is_weight or path.startswith(f"{CACHE_NAME}/"):
             left_out.append(path)
         # Hidden files are those of editors and of git, bytecode is this machine's.
@@ -122,7 +122,7 @@ def _check_settings(model: Path) -> None:
     settings: dict[Path, Mapping[str, Any]] = {
         model / "config.pbtxt": {name: value.string_value for name, value in parameters.items()}
     }
-    for name in (ENGINE_ARGS_NAME, OFFICIAL_ARGS):
+    for name in (ENGINE_ARGS_NAME, OFFICIAL_ARGS_NAME):
         file = model / name
         if file.is_file():
             try:

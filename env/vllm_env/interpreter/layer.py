@@ -20,10 +20,10 @@ from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
 from .find import find_interpreter
-from .package import BUILD, make_package
+from .package import LOCAL_BUILD, make_package
 
-LOCAL = "local"
-REMOTE = "conda-forge"
+LOCAL_CHANNEL = "local"
+REMOTE_CHANNEL = "conda-forge"
 # The worker runs in this folder: it finds this package, and no module of the user's folder.
 _PACKAGES = Path(__file__).resolve().parents[2]
 
@@ -92,7 +92,7 @@ def choose_layer(
         return from_wheelhouse
     memory = workspace.cache.path("conda", _record(python))
     choice = None if upgrade else _remembered(memory)
-    if choice and choice.channel == REMOTE and is_available(workspace, choice):
+    if choice and choice.channel == REMOTE_CHANNEL and is_available(workspace, choice):
         return choice
     # A channel that answers only now does not change an earlier choice.
     layer = None
@@ -133,7 +133,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
             cause=error.tail,
             remedy="Pick another with --python.",
         ) from error
-    return CondaLayer(REMOTE, tuple(CondaPackage(**package) for package in packages))
+    return CondaLayer(REMOTE_CHANNEL, tuple(CondaPackage(**package) for package in packages))
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
@@ -143,23 +143,27 @@ def local_layer(workspace: Workspace, python: str) -> CondaLayer:
         VllmEnvError: the machine has no such interpreter.
     """
     version = find_interpreter(python).version
-    file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{version}-{BUILD}.conda"
+    file = (
+        _channel_folder(workspace, LOCAL_CHANNEL)
+        / "linux-64"
+        / f"python-{version}-{LOCAL_BUILD}.conda"
+    )
     if not file.is_file():
         make_local_channel(workspace, python)
-    package = CondaPackage("python", version, BUILD, "linux-64", file.name, file_sha256(file))
-    return CondaLayer(LOCAL, (package,))
+    package = CondaPackage("python", version, LOCAL_BUILD, "linux-64", file.name, file_sha256(file))
+    return CondaLayer(LOCAL_CHANNEL, (package,))
 
 
 def is_available(workspace: Workspace, layer: CondaLayer) -> bool:
     """Return whether the wheelhouse, the cache or a channel that answers has a layer."""
     if any(_holds(channel, layer) for channel in _channels(workspace, layer)):
         return True
-    return layer.channel == REMOTE and workspace.network.answers(remote_url())
+    return layer.channel == REMOTE_CHANNEL and workspace.network.answers(remote_url())
 
 
 def make_local_channel(workspace: Workspace, python: str) -> None:
     """Make the local channel again, with a new package for ``python`` (``3.11``)."""
-    channel = _channel_folder(workspace, LOCAL)
+    channel = _channel_folder(workspace, LOCAL_CHANNEL)
     interpreter = find_interpreter(python)
     with workspace.cache.staging() as staging:
         new = staging / "channel"
@@ -206,12 +210,12 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
 
 def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
     """Put the packages of a layer into a channel: fetch them, or make this machine's own."""
-    own = _channel_folder(workspace, LOCAL)
-    if layer.channel == LOCAL and not _holds(own, layer):
+    own = _channel_folder(workspace, LOCAL_CHANNEL)
+    if layer.channel == LOCAL_CHANNEL and not _holds(own, layer):
         make_local_channel(workspace, layer.minor)
     if channel == own:
         return
-    source = own.as_uri() if layer.channel == LOCAL else remote_url()
+    source = own.as_uri() if layer.channel == LOCAL_CHANNEL else remote_url()
     for package in layer.packages:
         name = f"{package.subdir}/{package.file_name}"
         workspace.network.download(f"{source}/{name}", package.sha256, channel / name)
@@ -260,4 +264,4 @@ def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
 
 
 def _channel_folder(workspace: Workspace, channel: str) -> Path:
-    return workspace.cache.path("conda", "channel" if channel == LOCAL else channel)
+    return workspace.cache.path("conda", "channel" if channel == LOCAL_CHANNEL else channel)

@@ -27,7 +27,7 @@ from vllm_env.base.process import capture, run
 from . import debian
 from .find import Interpreter
 
-BUILD = "local_2"
+LOCAL_BUILD = "local_2"
 """Build string of the package. Raise its number when the packed content changes."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a ZIP can store
@@ -92,7 +92,7 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
     _neutralise(tree, interpreter.prefix)
     _check_start(program, stdlib / "site-packages")
     return write_conda_package(
-        tree, folder, name="python", version=interpreter.version, build=BUILD
+        tree, folder, name="python", version=interpreter.version, build=LOCAL_BUILD
     )
 
 

@@ -7,5 +7,5 @@ new layout is a class in a module of its own, an object in ``layouts.py``, and i
 """
 
 # The command line checks the names before the packages are installed, so nothing is imported here.
-NAMES = ("parts", "archive", "directory")
+LAYOUT_NAMES = ("parts", "archive", "directory")
 """The names of the layouts."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
-from vllm_env.base.errors import REBUILD, VllmEnvError
+from vllm_env.base.errors import REBUILD_REMEDY, VllmEnvError
 from vllm_env.base.filesystem import link_or_copy, require_space, sync, tree_size
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
@@ -18,9 +18,9 @@ from vllm_env.prefix.prefix import EXTRACTED_SPACE, Prefix
 
 from .cached import find_packed, keep_packed
 from .layout import EnvironmentRecord, Layout, Packed, Tree
-from .tar import plan_archive, write_archive
+from .tar import contents_of, write_archive
 
-_FULL = "The file system is full."
+_DISK_FULL = "The file system is full."
 _FORMAT = 4  # raise it when the bytes of an archive change
 # Messages of libarchive and their meaning. They are in its archive_write_disk_posix.c,
 # archive_read_support_format_tar.c and archive_read_support_filter_gzip.c.
@@ -43,7 +43,7 @@ _MEANING = {
     r"Unrecognized archive format": (
         "Triton reads tar archives, compressed with gzip or not at all."
     ),
-    r"No space left|disk full": _FULL,
+    r"No space left|disk full": _DISK_FULL,
 }
 
 
@@ -64,17 +64,17 @@ class Archive(Layout):
         known = find_packed(workspace.cache, key, self.files)
         if known:
             return known
-        plan = plan_archive(prefix.path)
-        require_space(workspace.cache.root, plan.size // 2, "the archive")
+        contents = contents_of(prefix.path)
+        require_space(workspace.cache.root, contents.size // 2, "the archive")
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"
-            digest = write_archive(plan, file, report.step)
+            digest = write_archive(contents, file, report.step)
             record = EnvironmentRecord(
                 name=self.environment,
                 sha256=digest,
                 size=file.stat().st_size,
-                members=plan.members,
-                unpacked=plan.size,
+                members=contents.members,
+                unpacked=contents.size,
             )
             return keep_packed(workspace.cache, file, (record,))
 
@@ -130,7 +130,7 @@ def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int
         raise VllmEnvError(
             f"{archive} holds {answer['members']} members, and not the {members} that were packed.",
             cause="It was cut off between two members. libarchive takes that for its end.",
-            remedy=REBUILD,
+            remedy=REBUILD_REMEDY,
         )
 
 
@@ -165,8 +165,8 @@ def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
     meaning = next((text for pattern, text in _MEANING.items() if re.search(pattern, message)), "")
     answer = f"{refused['call']}() answers {refused['status']}: {message}"
     place = f" at {refused['member']}" if refused["member"] else ""
-    remedy = REBUILD
-    if meaning == _FULL:
+    remedy = REBUILD_REMEDY
+    if meaning == _DISK_FULL:
         remedy = "Free some space, or point VLLM_ENV_CACHE to a larger file system."
     return VllmEnvError(
         f"{archive} cannot be unpacked{place}.",

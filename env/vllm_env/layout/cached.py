@@ -18,7 +18,7 @@ def parts_folder(archive: Path) -> Path:
     return archive.with_name(archive.name.removesuffix(".tar.gz") + ".parts")
 
 
-def facts_of(record: EnvironmentRecord) -> dict[str, Any]:
+def file_record(record: EnvironmentRecord) -> dict[str, Any]:
     """Return the facts to record about a packed file."""
     # The code that unpacks the parts reads them by these names.
     return {
@@ -58,9 +58,9 @@ def find_packed(cache: Cache, key: str, files: tuple[str, ...]) -> Packed | None
 def keep_packed(cache: Cache, file: Path, records: tuple[EnvironmentRecord, ...]) -> Packed:
     """Move a staged archive and its parts into the cache."""
     first, *parts = records
-    document = facts_of(first)
+    document = file_record(first)
     if parts:
-        document["parts"] = [{"name": Path(part.name).name, **facts_of(part)} for part in parts]
+        document["parts"] = [{"name": Path(part.name).name, **file_record(part)} for part in parts]
     facts = file.with_name(f"{file.name.removesuffix('.tar.gz')}.json")
     facts.write_text(json.dumps(document))
     target = cache.path("archives", file.name)

@@ -25,7 +25,7 @@ _FLAGS = (
     | extract.EXTRACT_SECURE_NODOTDOT
     | extract.EXTRACT_SECURE_NOABSOLUTEPATHS
 )
-_BLOCK = 10240  # bytes that Triton reads at once
+_BLOCK_BYTES = 10240  # bytes that Triton reads at once
 
 
 class Refused(Exception):  # noqa: N818 - says what libarchive did
@@ -76,7 +76,7 @@ def unpack(archive: str, folder: str) -> int:
     ffi.get_read_format_function("tar")(source)
     handle = os.open(archive, os.O_RDONLY | os.O_CLOEXEC)
     os.chdir(folder)
-    opened = ffi.read_open_fd(source, handle, _BLOCK)
+    opened = ffi.read_open_fd(source, handle, _BLOCK_BYTES)
     # The name of Triton's call, which opens the archive by its path.
     _check("read_open_filename", opened, source, member="")
     entry = ctypes.c_void_p()

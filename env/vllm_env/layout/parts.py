@@ -17,7 +17,7 @@ from pathlib import Path
 from vllm_env import inside
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
-from vllm_env.base.errors import REBUILD
+from vllm_env.base.errors import REBUILD_REMEDY
 from vllm_env.base.filesystem import file_sha256, require_space, tree_size
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
@@ -26,9 +26,9 @@ from vllm_env.prefix.prefix import EXTRACTED_SPACE, Prefix
 from vllm_env.prefix.relocate import site_packages
 
 from .archive import Archive, place_file, unpack
-from .cached import facts_of, find_packed, keep_packed, parts_folder
+from .cached import file_record, find_packed, keep_packed, parts_folder
 from .layout import EnvironmentRecord, Packed, Tree
-from .tar import LEFT_OUT, TarPlan, plan_archive, write_archive
+from .tar import LEFT_OUT, TarContents, contents_of, write_archive
 from .unpacked import unpacked_for_servers
 
 _FORMAT = 1  # raise it when the bytes of a part change
@@ -73,20 +73,20 @@ class Parts(Archive):
         known = find_packed(workspace.cache, key, self.files)
         if known:
             return replace(known, prefix=prefix.path)
-        plan = PartsPlan()
-        plan_archive(prefix.path, plan)
-        unpacked = plan.base.size + sum(part.size for part in plan.parts)
+        contents = PartsContents()
+        contents_of(prefix.path, contents)
+        unpacked = contents.base.size + sum(part.size for part in contents.parts)
         require_space(workspace.cache.root, unpacked // 2, "the archive")
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"
-            parts = _write_parts(plan, parts_folder(file))
-            _describe(plan, prefix, parts, unpacked)
-            digest = write_archive(plan.base, file)
+            parts = _write_parts(contents, parts_folder(file))
+            _describe(contents, prefix, parts, unpacked)
+            digest = write_archive(contents.base, file)
             first = EnvironmentRecord(
                 name=self.environment,
                 sha256=digest,
                 size=file.stat().st_size,
-                members=plan.base.members,
+                members=contents.base.members,
                 unpacked=unpacked,
             )
             kept = keep_packed(workspace.cache, file, (first, *parts))
@@ -140,23 +140,23 @@ class Parts(Archive):
 
 
 @dataclass
-class PartsPlan(TarPlan):
-    """Plan the small archive and the parts together; conda-pack's ``Packer`` adds the files."""
+class PartsContents(TarContents):
+    """The contents of the small archive and the parts; conda-pack's ``Packer`` adds the files."""
 
-    base: TarPlan = field(default_factory=lambda: TarPlan(LEFT_OUT))
-    parts: list[TarPlan] = field(default_factory=list)
+    base: TarContents = field(default_factory=lambda: TarContents(LEFT_OUT))
+    parts: list[TarContents] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
 
     def add(self, source: str, target: str) -> None:
         """Add the file, link or empty folder ``source`` as ``target``."""
-        self._plan_for(target, Path(source).lstat().st_size).add(source, target)
+        self._contents_for(target, Path(source).lstat().st_size).add(source, target)
 
     def add_bytes(self, source: str, data: bytes, target: str) -> None:
         """Add ``data`` as ``target``, executable if ``source`` is."""
-        self._plan_for(target, len(data)).add_bytes(source, data, target)
+        self._contents_for(target, len(data)).add_bytes(source, data, target)
 
-    def _plan_for(self, target: str, size: int) -> TarPlan:
-        """Return the plan for a file: the small archive, the last part or a new part."""
+    def _contents_for(self, target: str, size: int) -> TarContents:
+        """Return where a file belongs: the small archive, the last part or a new part."""
         name = target.partition("/site-packages/")[2].partition("/")[0]
         if not name or name.startswith(_IN_BASE):
             return self.base
@@ -167,16 +167,16 @@ class PartsPlan(TarPlan):
             self.modules.add(module)
         # A file that is larger than a part has a part of its own.
         if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > _PART_BYTES):
-            self.parts.append(TarPlan())
+            self.parts.append(TarContents())
         return self.parts[-1]
 
 
-def _write_parts(plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]:
+def _write_parts(contents: PartsContents, folder: Path) -> tuple[EnvironmentRecord, ...]:
     folder.mkdir()
     # Whatever the umask: the server may run as another user.
     folder.chmod(0o755)
     records = []
-    for number, part in enumerate(plan.parts):
+    for number, part in enumerate(contents.parts):
         file = folder / f"{number:03}.tar.gz"
         digest = write_archive(part, file)
         file.chmod(0o644)
@@ -188,30 +188,32 @@ def _write_parts(plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]
             unpacked=part.size,
         )
         records.append(record)
-        report.step(f"part {number + 1} of {len(plan.parts)}", (number + 1) / len(plan.parts))
+        report.step(
+            f"part {number + 1} of {len(contents.parts)}", (number + 1) / len(contents.parts)
+        )
     return tuple(records)
 
 
 def _describe(
-    plan: PartsPlan, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int
+    contents: PartsContents, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int
 ) -> None:
     """Add the code that unpacks the parts, and their list, to the small archive."""
     packages = site_packages(prefix.path).relative_to(prefix.path)
     document = {
         # The unpacked folder's name. Models with the same environment share the folder.
         "key": key_of(
-            prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size
+            prefix.key, [part.sha256 for part in parts], contents.base.members, contents.base.size
         ),
         "unpacked": unpacked,
-        "parts": [{"name": Path(part.name).name, **facts_of(part)} for part in parts],
-        "modules": sorted(plan.modules),
+        "parts": [{"name": Path(part.name).name, **file_record(part)} for part in parts],
+        "modules": sorted(contents.modules),
     }
     files = {name: (inside.FOLDER / source).read_bytes() for name, source in _UNPACKER.items()}
     files["01_vllm_env_parts.pth"] = b"import _vllm_env_parts\n"
     files[parts_unpack.DESCRIPTION] = json.dumps(document).encode()
     for name, data in files.items():
         # They get the mode of this file, which is not executable.
-        plan.base.add_bytes(__file__, data, f"{packages}/{name}")
+        contents.base.add_bytes(__file__, data, f"{packages}/{name}")
 
 
 def _unpack_parts(
@@ -232,5 +234,5 @@ def _unpack_parts(
         what="unpack the parts",
         pass_fds=() if lock is None else (lock,),
         env={"PATH": os.defpath, "HOME": str(small.parent)},
-        remedy=REBUILD,
+        remedy=REBUILD_REMEDY,
     )

@@ -1,10 +1,10 @@
 """Pack a prefix as a tar archive, on all cores.
 
 conda-pack chooses the files, and checks that the prefix can be packed (no editable installs, no
-missing files). A plan is the archive's bytes as a list of pieces: headers as bytes, and ranges of
-files. It is cut into chunks at fixed positions. Each worker reads whole chunks and compresses each
-one to a gzip member. The members in their order are the archive (RFC 1952, 2.2). So the result
-depends only on the plan, not on the number of workers.
+missing files). ``TarContents`` has the archive's bytes as a list of pieces: headers as bytes, and
+ranges of files. They are cut into chunks at fixed positions. Each worker reads whole chunks and
+compresses each one to a gzip member. The members in their order are the archive (RFC 1952, 2.2). So
+the result depends only on the contents, not on the number of workers.
 """
 
 import hashlib
@@ -25,21 +25,21 @@ from conda_pack.core import CondaPackException, Packer
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.machine import EPOCH
 
-CHUNK = 4 * 2**20
-"""Bytes of a chunk. Larger chunks do not compress better."""
+CHUNK_BYTES = 4 * 2**20
+"""Larger chunks do not compress better."""
 # libdeflate's level 2 reaches the size of zlib's level 4, which conda-pack uses, in 0.4 of the
 # processor time. Level 1 needs 0.75 of that. Level 2 saves 4.5 % on libraries (chunks inside one
 # file), but only 2-3 % on Python's sources and bytecode. All of them unpack in the same time.
-_LEVEL = 1
-_LEVEL_INSIDE_A_FILE = 2
+_GZIP_LEVEL = 1
+_GZIP_LEVEL_INSIDE_A_FILE = 2
 # A third of the bytes of torch, cuBLAS and cuDNN are kernels that are already compressed. If
 # deflated, they take a third of the unpacking time, on one core of the server. If stored, they
 # unpack four times as fast; the archive grows by 0.5 %.
-_STORED = 0
-_WORTH_ITS_TIME = 0.9
+_STORED_LEVEL = 0
+_MAX_DEFLATED_SHARE = 0.9
 
 # Each has one chunk in memory and two on their way. With more, the disk is the limit.
-_MOST_WORKERS = 16
+_MAX_WORKERS = 16
 # No program runs conda-unpack under Triton, and it would have nothing to do: no file contains the
 # prefix's path.
 LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
@@ -59,7 +59,7 @@ Piece = bytes | FileRange
 
 
 @dataclass
-class TarPlan:
+class TarContents:
     """Collect the members of an archive.
 
     conda-pack's ``Packer`` calls ``add`` and ``add_bytes``, as those of its own archives.
@@ -109,7 +109,7 @@ class TarPlan:
     def chunks(self) -> list[list[Piece]]:
         """Return the archive's bytes in chunks of 4 MiB; only the last one may be smaller."""
         chunks: list[list[Piece]] = [[]]
-        room = CHUNK
+        room = CHUNK_BYTES
         # Two empty blocks end a tar archive.
         for piece in [*self.pieces, b"\0" * (2 * tarfile.BLOCKSIZE)]:
             rest = piece
@@ -119,7 +119,7 @@ class TarPlan:
                 room -= _length(taken)
                 if room == 0:
                     chunks.append([])
-                    room = CHUNK
+                    room = CHUNK_BYTES
         return [chunk for chunk in chunks if chunk]
 
 
@@ -145,22 +145,22 @@ def compress_chunk(chunk: list[Piece]) -> bytearray:
     """Return a chunk as one gzip member.
 
     Raises:
-        OSError: a file has changed or been removed since the plan was made.
+        OSError: a file has changed or been removed since it was added.
     """
     # One buffer for each thread: allocating memory costs as much as reading into it.
     if not hasattr(_local, "buffer"):
-        _local.buffer = memoryview(bytearray(CHUNK))
+        _local.buffer = memoryview(bytearray(CHUNK_BYTES))
     data = read_chunk(chunk, _local.buffer)
     size = len(data)
-    level = _LEVEL_INSIDE_A_FILE if len(chunk) == 1 else _LEVEL
+    level = _GZIP_LEVEL_INSIDE_A_FILE if len(chunk) == 1 else _GZIP_LEVEL
     compressed = deflate.gzip_compress(data, level)
-    if len(compressed) > _WORTH_ITS_TIME * size:
-        return deflate.gzip_compress(data, _STORED)
+    if len(compressed) > _MAX_DEFLATED_SHARE * size:
+        return deflate.gzip_compress(data, _STORED_LEVEL)
     return compressed
 
 
 def read_chunk(chunk: list[Piece], buffer: memoryview) -> memoryview:
-    """Read a chunk into a buffer of ``CHUNK`` bytes, and return the filled part.
+    """Read a chunk into a buffer of ``CHUNK_BYTES`` bytes, and return the filled part.
 
     Raises:
         OSError: a file has changed or been removed since the plan was made.
@@ -183,19 +183,19 @@ def _read(path: str, offset: int, place: memoryview) -> None:
             raise OSError(f"{path} changed while it was packed")
 
 
-def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
-    """Let conda-pack choose the members of a prefix's archive, and return the plan.
+def contents_of(prefix: Path, into: TarContents | None = None) -> TarContents:
+    """Let conda-pack choose the members of a prefix's archive, and return the contents.
 
-    With ``into`` the members are added to that plan, which may distribute them over several
+    With ``into`` the members are added to these contents, which may distribute them over several
     archives.
 
     Raises:
         VllmEnvError: conda-pack refuses the prefix, for example because of an editable package.
     """
-    plan = into or TarPlan(left_out=LEFT_OUT)
+    contents = into or TarContents(left_out=LEFT_OUT)
     try:
         environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")
-        packer = Packer(str(prefix), plan)
+        packer = Packer(str(prefix), contents)
         for file in environment:
             # The prefix's file, not the copy in the package cache.
             file.source = os.path.join(prefix, file.target)  # noqa: PTH118
@@ -205,7 +205,7 @@ def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
                 file.file_mode = None
             packer.add(file)
         for bytecode in _unlisted_bytecode(prefix, {file.target for file in environment}):
-            plan.add(str(prefix / bytecode), bytecode)
+            contents.add(str(prefix / bytecode), bytecode)
         packer.finish()
     except CondaPackException as error:
         raise VllmEnvError(
@@ -213,7 +213,7 @@ def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
             cause=str(error).strip(),
             remedy="Install packages as wheels, not as editable.",
         ) from error
-    return plan
+    return contents
 
 
 def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
@@ -230,15 +230,15 @@ def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
 
 
 def write_archive(
-    plan: TarPlan, target: Path, step: Callable[[str, float], None] | None = None
+    contents: TarContents, target: Path, step: Callable[[str, float], None] | None = None
 ) -> str:
-    """Write a planned archive with all cores and return its SHA-256.
+    """Write an archive with all cores and return its SHA-256.
 
     ``step`` takes the progress: the size as a text, and the finished share from 0 to 1.
     """
-    chunks = plan.chunks()
+    chunks = contents.chunks()
     digest = hashlib.sha256()
-    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
     # Threads: reading, libdeflate and SHA-256 release the interpreter's lock. Between processes,
     # all data would be copied.
     with ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:

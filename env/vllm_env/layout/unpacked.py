@@ -18,7 +18,7 @@ from vllm_env.base.filesystem import free_space, nearest
 from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.prefix.relocate import site_packages
 
-SYNC = "sync of an unpacked environment"
+SYNC_THREAD = "sync of an unpacked environment"
 """The name of the thread that writes an environment to the disk, and then marks it again."""
 
 
@@ -70,7 +70,9 @@ def unpacked_for_servers(
                 shutil.rmtree(tree, ignore_errors=True)
             raise
     # As a model's start does it, while the build goes on.
-    threading.Thread(target=parts_places.sync, args=(str(tree),), name=SYNC, daemon=True).start()
+    threading.Thread(
+        target=parts_places.sync, args=(str(tree),), name=SYNC_THREAD, daemon=True
+    ).start()
 
 
 def require_places(needed: int, purpose: str) -> None:

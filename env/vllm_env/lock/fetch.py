@@ -18,7 +18,7 @@ from vllm_env.base.network import RefusedError
 from vllm_env.base.sources import Source, masked, pip_settings
 from vllm_env.base.workspace import Workspace
 
-from .pylock import PYTORCH, Lock, LockedWheel
+from .pylock import PYTORCH_INDEX, Lock, LockedWheel
 
 PIP_RULES = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
 """pip's options for the wheels of a lock."""
@@ -89,7 +89,7 @@ def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -
     Raises:
         CommandError: no source has it.
     """
-    is_torch = wheel.index == PYTORCH
+    is_torch = wheel.index == PYTORCH_INDEX
     sources = workspace.network.sources(lock.spec.torch_backend if is_torch else "")
     answers = []
     alone = [[source] for source in sources]

@@ -19,13 +19,13 @@ from packaging.utils import parse_wheel_filename
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import write_whole
-from vllm_env.interpreter.layer import REMOTE, CondaLayer, CondaPackage
+from vllm_env.interpreter.layer import REMOTE_CHANNEL, CondaLayer, CondaPackage
 
 from .pins import PinnedVllm
 from .spec import Spec, read_toml
 
 # A build that only PyTorch's own index has, such as ``torch==2.13.0+cpu``.
-PYTORCH = "pytorch"
+PYTORCH_INDEX = "pytorch"
 """The value of ``LockedWheel.index`` for PyTorch's own index."""
 
 
@@ -158,8 +158,10 @@ def write_pylock(lock: Lock, file: Path) -> None:
     """Write a lock; the file appears completely or not at all."""
     tool: dict[str, Any] = {"format": _FORMAT, "inputs": lock.inputs.document()}
     # The local channel is not locked: each machine makes its package from its own interpreter.
-    if lock.conda.channel == REMOTE:
-        tool["conda"] = {REMOTE: [dataclasses.asdict(package) for package in lock.conda.packages]}
+    if lock.conda.channel == REMOTE_CHANNEL:
+        tool["conda"] = {
+            REMOTE_CHANNEL: [dataclasses.asdict(package) for package in lock.conda.packages]
+        }
     # Sorted, so that equal locks are equal files and a new one has a short diff.
     wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
     document = {
@@ -210,10 +212,10 @@ def read_pylock(file: Path) -> LockFile:
         # TOML has only lists. A spec has tuples, and a list is never equal to a tuple.
         tuples = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
         inputs = Inputs(**(values | tuples))
-        conda = tool.get("conda", {}).get(REMOTE)
+        conda = tool.get("conda", {}).get(REMOTE_CHANNEL)
         layer = None
         if conda:
-            layer = CondaLayer(REMOTE, tuple(CondaPackage(**package) for package in conda))
+            layer = CondaLayer(REMOTE_CHANNEL, tuple(CondaPackage(**package) for package in conda))
         return LockFile(inputs, tuple(_wheel(package) for package in packages), layer)
     except (ValueError, TypeError, KeyError, PylockValidationError) as error:
         raise VllmEnvError(f"The lock {file} is damaged: {error}.", remedy=_UPGRADE) from error

@@ -16,11 +16,11 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import ReleaseRules
 
 from .pins import PinnedVllm
-from .pylock import PYTORCH, LockedWheel
+from .pylock import PYTORCH_INDEX, LockedWheel
 from .spec import Spec, read_toml
 
 # manylinux_2_5 is manylinux1, the oldest platform that wheels name.
-_OLDEST = 5
+_OLDEST_GLIBC = 5
 
 
 def resolve(
@@ -84,7 +84,7 @@ def _tags(python: str, glibc: int) -> list[Tag]:
     """Return the tags of compatible wheels, in pip's order of preference."""
     version = tuple(int(n) for n in python.split("."))
     # Newest first, as pip prefers them.
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(glibc, _OLDEST - 1, -1)]
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(glibc, _OLDEST_GLIBC - 1, -1)]
     # Then the names from before PEP 600, and last a wheel that may fit one machine only.
     platforms += [f"{name}_x86_64" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
     platforms.append("linux_x86_64")
@@ -102,7 +102,7 @@ def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> L
     version = str(package.version)
     # No public registry has a local version such as 2.13.0+cpu, even if this machine got it from
     # somewhere else.
-    index = PYTORCH if spec.torch_backend and "+" in version else ""
+    index = PYTORCH_INDEX if spec.torch_backend and "+" in version else ""
     return LockedWheel(
         name=str(package.name),
         version=version,

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.pbtxt"
 ENGINE_ARGS_NAME = "vllm_engine_args.json"
 EXAMPLE_NAME = "vllm_engine_args.example.json"
-CODE = "1"
+VERSION_FOLDER = "1"
 """The model's version folder, with ``model.py`` and the modules that it imports."""
-OFFICIAL_ARGS = f"{CODE}/model.json"
+OFFICIAL_ARGS_NAME = f"{VERSION_FOLDER}/model.json"
 """The file of engine arguments for the official backend and for Triton's OpenAI frontend."""
 
-ENVIRONMENT = "EXECUTION_ENV_PATH"
+ENVIRONMENT_PARAMETER = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 
 _COPY = "Copy it from this checkout's model_repository/vllm."
@@ -94,7 +94,7 @@ def parse_config(file: Path, text: str) -> "ModelConfig":
 
 def environment_of(model: Path) -> str:
     """Return the environment's path in a model's configuration, or an empty string."""
-    path = read_config(model).parameters[ENVIRONMENT].string_value
+    path = read_config(model).parameters[ENVIRONMENT_PARAMETER].string_value
     return str(path.replace(MODEL_DIRECTORY, str(model)))
 
 
@@ -115,11 +115,12 @@ def check_model(model: Path, manifest: Manifest) -> None:
     # Resolved, because the path may also be absolute or lead through a link.
     if not environment or Path(environment).resolve() != built.resolve():
         raise VllmEnvError(
-            f"{file}: {ENVIRONMENT} is {environment!r}, and the built environment is {built}.",
+            f"{file}: {ENVIRONMENT_PARAMETER} is {environment!r}, "
+            f"and the built environment is {built}.",
             cause="Triton would use its own Python, or another environment.",
             remedy=f'Write "{MODEL_DIRECTORY}/{manifest.named.name}" there.',
         )
-    code = model / CODE / "model.py"
+    code = model / VERSION_FOLDER / "model.py"
     try:
         # Parsed but not run: its imports are in the environment, not on this machine.
         ast.parse(_read(code), str(code))
@@ -148,14 +149,14 @@ def check_model_folder(model: Path) -> None:
 def arguments_file(model: Path) -> str:
     """Return the path of the model's engine arguments, relative to its folder."""
     # If both files exist, they are equal (check_engine_args).
-    official = (model / OFFICIAL_ARGS).is_file() and not (model / ENGINE_ARGS_NAME).is_file()
-    return OFFICIAL_ARGS if official else ENGINE_ARGS_NAME
+    official = (model / OFFICIAL_ARGS_NAME).is_file() and not (model / ENGINE_ARGS_NAME).is_file()
+    return OFFICIAL_ARGS_NAME if official else ENGINE_ARGS_NAME
 
 
 def check_engine_args(model: Path) -> None:
     """Raise a VllmEnvError if two files of engine arguments differ."""
     ours = model / ENGINE_ARGS_NAME
-    official = model / OFFICIAL_ARGS
+    official = model / OFFICIAL_ARGS_NAME
     if not ours.is_file() or not official.is_file():
         return
     # The model refuses the same when it is loaded. Here the user learns it before a build.
@@ -164,8 +165,8 @@ def check_engine_args(model: Path) -> None:
         raise VllmEnvError(
             f"{ours} and {official} differ: {', '.join(differing)}.",
             cause="Both contain the engine arguments, so it is not clear which ones count.",
-            remedy=f"Write the right ones into {OFFICIAL_ARGS}, which Triton's OpenAI frontend "
-            "reads, too. Move the other file away.",
+            remedy=f"Write the right ones into {OFFICIAL_ARGS_NAME}, "
+            "which Triton's OpenAI frontend reads, too. Move the other file away.",
         )
 
 

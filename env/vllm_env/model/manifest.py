@@ -13,14 +13,14 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from vllm_env import __version__
-from vllm_env.base.errors import REBUILD, VllmEnvError
+from vllm_env.base.errors import REBUILD_REMEDY, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.interpreter.layer import CondaPackage
 from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.prefix.prefix import Prefix
-from vllm_env.triton.elsewhere import ORIGIN, ServerRecord, servers_of
+from vllm_env.triton.elsewhere import SERVER_ORIGIN, ServerRecord, servers_of
 from vllm_env.triton.root import STUB_NAME
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import Expected
@@ -64,7 +64,7 @@ class StubRecord:
     @property
     def is_in_model(self) -> bool:
         """Return whether the model's folder has the stub."""
-        return self.origin != ORIGIN
+        return self.origin != SERVER_ORIGIN
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def read_manifest(model: Path) -> Manifest | None:
         document = json.loads(file.read_text("utf-8"))
         if document.get("format") != FORMAT:
             raise VllmEnvError(
-                f"{file} has format {document.get('format')}, not {FORMAT}.", remedy=REBUILD
+                f"{file} has format {document.get('format')}, not {FORMAT}.", remedy=REBUILD_REMEDY
             )
         document["vllm"] = VllmRecord(**document["vllm"])
         records = (document.pop("archive"), *document.pop("parts", ()))
@@ -207,7 +207,7 @@ def read_manifest(model: Path) -> Manifest | None:
         LAYOUTS[document["layout"]]
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise VllmEnvError(f"{file} is damaged: {error}.", remedy=REBUILD) from error
+        raise VllmEnvError(f"{file} is damaged: {error}.", remedy=REBUILD_REMEDY) from error
 
 
 def adopted_from(model: Path) -> str:
@@ -239,14 +239,14 @@ def check_files(model: Path, manifest: Manifest) -> None:
             continue
         if not file.is_file():
             raise VllmEnvError(
-                f"{file} is missing.", cause="The manifest names it.", remedy=REBUILD
+                f"{file} is missing.", cause="The manifest names it.", remedy=REBUILD_REMEDY
             )
         # The size first: it finds a truncated archive without reading 4 GB.
         if file.stat().st_size != record.size or file_sha256(file) != record.sha256:
             raise VllmEnvError(
                 f"{file} does not match {model / MANIFEST_NAME}.",
                 cause="It was changed or cut off.",
-                remedy=REBUILD,
+                remedy=REBUILD_REMEDY,
             )
 
 
@@ -256,12 +256,12 @@ def _check_folder(folder: Path, record: EnvironmentRecord | StubRecord, manifest
     if not record.sha256 or record_of(folder, record.name) == record:
         return
     # Of a wheel's file, this error has the name.
-    check_unpacked(folder, REBUILD)
+    check_unpacked(folder, REBUILD_REMEDY)
     raise VllmEnvError(
         f"{folder} does not match {manifest}.",
         cause="A file that no wheel lists was added, changed or removed: bytecode, or a file of "
         "the interpreter.",
-        remedy=REBUILD,
+        remedy=REBUILD_REMEDY,
     )
 
 

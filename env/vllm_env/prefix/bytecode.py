@@ -28,9 +28,9 @@ _FORMAT = 1
 # Sources that one process compiles. marshal marks a string by how often its process holds it, so
 # earlier files show in the bytecode: one file in 25,000 differed between two builds. A chunk has
 # files of one wheel only, or of the interpreter, so their bytecode is always the same.
-_CHUNK = 64
+_CHUNK_FILES = 64
 # Lists an entry's other files.
-_LIST = "numbers.json"
+_LIST_NAME = "numbers.json"
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _take(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> bool:
     # If an entry's removal was interrupted, the list or other files are missing.
     try:
         present = {file.name for file in entry.iterdir()}
-        numbers = json.loads((entry / _LIST).read_text("utf-8"))
+        numbers = json.loads((entry / _LIST_NAME).read_text("utf-8"))
     except (OSError, ValueError):
         return False
     if not present.issuperset(f"{number}.pyc" for number in numbers):
@@ -142,15 +142,15 @@ def _keep(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> None:
             if (prefix / file).is_file():
                 link_or_copy(str(prefix / file), str(entry / f"{number}.pyc"))
                 numbers.append(number)
-        (entry / _LIST).write_text(json.dumps(numbers), "utf-8")
+        (entry / _LIST_NAME).write_text(json.dumps(numbers), "utf-8")
         put_in_place(entry, workspace.cache.path("bytecode", group.key))
 
 
 def _compile(prefix: Path, groups: list[_Group]) -> None:
     chunks = [
-        group.sources[start : start + _CHUNK]
+        group.sources[start : start + _CHUNK_FILES]
         for group in groups
-        for start in range(0, len(group.sources), _CHUNK)
+        for start in range(0, len(group.sources), _CHUNK_FILES)
     ]
     # -S: neither the user's packages nor the environment's own hook take part. Not -I, which also
     # ignores the hash seed. So the user's variables go, such as PYTHONPYCACHEPREFIX.

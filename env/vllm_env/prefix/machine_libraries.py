@@ -16,7 +16,7 @@ from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.process import capture, run
 from vllm_env.base.workspace import TOOLS
 
-from .needed_libraries import DRIVER, SYSTEM, Need, NeededLibraries
+from .needed_libraries import DRIVER_LIBRARIES, SYSTEM_LIBRARIES, Need, NeededLibraries
 
 # The folders of Debian and Ubuntu, and those of Red Hat, for a machine without ldconfig's cache.
 STANDARD_FOLDERS = tuple(map(Path, (
@@ -46,7 +46,7 @@ def find_library(
 ) -> Path | None:
     """Return the file of a library for this machine's architecture; None if it is not found."""
     # The driver's libraries must match the driver of the machine that serves, not of this one.
-    if soname in DRIVER or "/" in soname:
+    if soname in DRIVER_LIBRARIES or "/" in soname:
         return None
     candidates = []
     if vendored:
@@ -93,7 +93,7 @@ def with_dependencies(
     waiting = list(sonames)
     while waiting:
         soname = waiting.pop()
-        if soname in files or soname in SYSTEM or (environment / "lib" / soname).exists():
+        if soname in files or soname in SYSTEM_LIBRARIES or (environment / "lib" / soname).exists():
             continue
         file = find_library(soname, vendored, folders)
         section = read_dynamic_section(file) if file else None

@@ -30,7 +30,7 @@ from vllm_env.base.errors import VllmEnvError
 # may lack a library. Each entry was decided on the needs of CPU and CUDA environments of vLLM 0.32
 # and 0.33.
 
-SYSTEM = {
+SYSTEM_LIBRARIES = {
     # The C library. A process has only one, the machine's. libnsl and libcrypt are not part of it:
     # Debian has them in packages of their own, and images without them exist.
     "ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
@@ -40,7 +40,7 @@ SYSTEM = {
 }  # fmt: skip
 """Libraries that every machine with tritonserver has."""
 
-DRIVER = {
+DRIVER_LIBRARIES = {
     # Mounted by the container runtime. All of these must match the driver's version.
     "libcuda.so.1", "libnvidia-ml.so.1",
     # For debuggers.
@@ -53,7 +53,7 @@ DRIVER = {
 """Libraries of the NVIDIA driver; only for the profile ``cuda``."""
 
 _RDMA = ("libibverbs.so.*", "librdmacm.so.*", "libmlx5.so.*", "libefa.so.*")
-TOLERATED: dict[str, tuple[str, ...]] = {
+TOLERATED_LIBRARIES: dict[str, tuple[str, ...]] = {
     # These two modules left Python in 3.13, and nothing imports them.
     "*/lib-dynload/_crypt.*": ("libcrypt.so.*",),
     "*/lib-dynload/nis.*": ("libnsl.so.*", "libtirpc.so.*"),
@@ -92,10 +92,12 @@ Both are shell patterns: of a file's path in the environment, and of a library's
 
 def outside(library: str, profile: str) -> bool:
     """Return whether a library comes from the machine or, for ``cuda``, from its driver."""
-    return library in SYSTEM or (profile == "cuda" and library in DRIVER)
+    return library in SYSTEM_LIBRARIES or (profile == "cuda" and library in DRIVER_LIBRARIES)
 
 
-def tolerated(file: str, library: str, rules: Mapping[str, tuple[str, ...]] = TOLERATED) -> bool:
+def tolerated(
+    file: str, library: str, rules: Mapping[str, tuple[str, ...]] = TOLERATED_LIBRARIES
+) -> bool:
     """Return whether a file of the environment may lack a library."""
     return any(
         fnmatch.fnmatchcase(file, files) and fnmatch.fnmatchcase(library, pattern)
@@ -116,9 +118,9 @@ def likely_package(library: str) -> str:
 
 # For linkers only: the toolkit's stubs/libcuda.so has the soname of the driver's library, but no
 # code.
-_STUBS = "/stubs/"
+_STUBS_FOLDER = "/stubs/"
 # The most libraries that a message names. All of FFmpeg may be missing.
-_LISTED = 4
+_LISTED_FILES = 4
 
 
 @dataclass(frozen=True, order=True)
@@ -148,14 +150,14 @@ class NeededLibraries:
 
 
 def find_needed_libraries(
-    environment: Path, profile: str, rules: Mapping[str, tuple[str, ...]] = TOLERATED
+    environment: Path, profile: str, rules: Mapping[str, tuple[str, ...]] = TOLERATED_LIBRARIES
 ) -> NeededLibraries:
     """Return the needs of all ELF files of an unpacked environment.
 
     Args:
         environment: the folder that contains ``bin`` and ``lib``.
         profile: ``cpu``, or ``cuda``, which gets the driver's libraries from the serving machine.
-        rules: the files that may lack libraries, as :data:`TOLERATED`.
+        rules: the files that may lack libraries, as :data:`TOLERATED_LIBRARIES`.
     """
     # 1) Read all ELF files.
     root = os.path.realpath(environment)
@@ -164,7 +166,7 @@ def find_needed_libraries(
     for path, is_link in walk(root):
         if is_link:
             links.append(path)
-        elif _STUBS not in path and (section := read_dynamic_section(path)) is not None:
+        elif _STUBS_FOLDER not in path and (section := read_dynamic_section(path)) is not None:
             sections[path] = section
     # 2) Collect the names by which ld.so finds them. A link counts if it leads to one of them.
     names = {os.path.basename(path) for path in sections}
@@ -192,9 +194,9 @@ def check_missing_libraries(needs: NeededLibraries) -> None:
     files: dict[str, list[str]] = defaultdict(list)
     for need in needs.missing:
         files[need.library].append(need.file)
-    libraries = sorted(files)[:_LISTED]
+    libraries = sorted(files)[:_LISTED_FILES]
     lines = "; ".join(_line(library, files[library]) for library in libraries)
-    more = f" and {len(files) - _LISTED} more" if len(files) > _LISTED else ""
+    more = f" and {len(files) - _LISTED_FILES} more" if len(files) > _LISTED_FILES else ""
     packages = " ".join(likely_package(library) for library in libraries)
     raise VllmEnvError(
         f"The environment lacks shared libraries: {lines}{more}.",

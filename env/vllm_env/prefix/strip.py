@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 # Bytes. Saving less is not worth rewriting a file.
-_LEAST = 64 * 2**10
+_MIN_FILE_BYTES = 64 * 2**10
 
 # Headers of an ELF-64 file and of a section, little-endian (System V gABI 4.1, elf(5)). Of a
 # segment's header only the offset and the size in the file are read.
@@ -41,7 +41,7 @@ _SYMBOL_SECTIONS = 18  # SHT_SYMTAB_SHNDX
 _IS_LOADED = 0x2  # SHF_ALLOC
 _INFO_IS_SECTION = 0x40  # SHF_INFO_LINK
 # Bytes. A section that is not loaded has no larger alignment.
-_PAGE = 4096
+_PAGE_BYTES = 4096
 # From this value on, a section count or index has a special meaning (SHN_LORESERVE).
 _RESERVED = 0xFF00
 _DEBUG = (b".debug_", b".zdebug_", b".rela.debug_", b".gnu_debug", b".gdb_index")
@@ -118,13 +118,13 @@ def strip_symbols(file: Path) -> int:
 
     A file that is not changed saves 0 bytes. A changed file keeps its mode and times.
     """
-    if file.is_symlink() or file.stat().st_size < _LEAST:
+    if file.is_symlink() or file.stat().st_size < _MIN_FILE_BYTES:
         return 0
     with file.open("rb") as stream:
         try:
             elf = _read(stream)
             dropped = _droppable(elf)
-            if sum(elf.sections[i].size for i in dropped) < _LEAST:
+            if sum(elf.sections[i].size for i in dropped) < _MIN_FILE_BYTES:
                 return 0
             _require_known(elf, stream)
             rest = _remaining(elf, dropped)
@@ -222,7 +222,7 @@ def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
     sections = []
     for old in remaining:
         section = elf.sections[old]
-        _require(section.is_loaded or section.alignment <= _PAGE)
+        _require(section.is_loaded or section.alignment <= _PAGE_BYTES)
         # A group lists its sections by number in its content, which is copied unchanged.
         _require(section.kind != _GROUP and section.link in number)
         # ``info`` is a section's number in relocations and with this flag, else any other number.

@@ -18,12 +18,12 @@ from typing import Any
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import make_readable, mounts_in, write_whole
-from vllm_env.model.files import CODE, CONFIG_NAME, encode_config, printable
+from vllm_env.model.files import CONFIG_NAME, VERSION_FOLDER, encode_config, printable
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, read_manifest
 
-from .exchange import STAGING, refuse_mounts
+from .exchange import STAGING_PREFIX, refuse_mounts
 from .model_config import rewrite_config
-from .model_folder import BUILT_NAMES, CODE_NAMES, WEIGHTS, copy_own_code
+from .model_folder import BUILT_NAMES, CODE_NAMES, WEIGHT_SUFFIXES, copy_own_code
 from .official_model import (
     Documents,
     read_documents,
@@ -32,11 +32,11 @@ from .official_model import (
     read_text,
 )
 
-_OWN_CODE = tuple(f"{CODE}/{name}" for name in CODE_NAMES)
+_OWN_CODE = tuple(f"{VERSION_FOLDER}/{name}" for name in CODE_NAMES)
 _NOT_TAKEN = (*BUILT_NAMES, CACHE_NAME, *_OWN_CODE)
 # A larger file (in bytes) stays where it is. A tokenizer.json may have 30 MB, but then it is next
 # to weights.
-_LARGE = 10_000_000
+_LARGE_FILE_BYTES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def refuse_target(source: Path, target: Path) -> None:
         )
     # Publishing in place first makes a folder that holds only staging. A build that is killed
     # then leaves it.
-    is_empty = target.is_dir() and all(path.name.startswith(STAGING) for path in target.iterdir())
+    is_empty = target.is_dir() and all(
+        path.name.startswith(STAGING_PREFIX) for path in target.iterdir()
+    )
     if is_empty or not os.path.lexists(target):
         return
     manifest = read_manifest(target)
@@ -143,7 +145,7 @@ def refuse_target(source: Path, target: Path) -> None:
             cause="Its files would be mixed with those of another model.",
             remedy=where,
         )
-    code = target / CODE
+    code = target / VERSION_FOLDER
     if code.is_symlink() or code.resolve() in mounts_in(code):
         raise VllmEnvError(
             f"{code} is a link or a mount point.",
@@ -172,9 +174,9 @@ def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:
             shutil.copy2(file, copy)
     for name, document in adoption.rewritten.items():
         write_whole(folder / name, _json_text(document))
-    code = folder / CODE
+    code = folder / VERSION_FOLDER
     code.mkdir(exist_ok=True)
-    copy_own_code(template / CODE, code)
+    copy_own_code(template / VERSION_FOLDER, code)
     for name in _OWN_CODE:
         make_readable(folder / name)
     write_whole(folder / CONFIG_NAME, encode_config(adoption.config))
@@ -211,7 +213,7 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
                 continue
             # The small files of the version folder are copied even if the engine arguments name
             # that folder as the model.
-            if name == CODE:
+            if name == VERSION_FOLDER:
                 waiting.append(path)
             elif name in _NOT_TAKEN or path in named_paths:
                 left.append(path)
@@ -233,7 +235,9 @@ def _holds_weights(folder: Path) -> bool:
 
 
 def _is_weights(file: Path) -> bool:
-    return file.suffix in WEIGHTS or (file.is_file() and file.stat().st_size > _LARGE)
+    return file.suffix in WEIGHT_SUFFIXES or (
+        file.is_file() and file.stat().st_size > _LARGE_FILE_BYTES
+    )
 
 
 def _json_text(document: dict[str, Any]) -> str:
@@ -250,11 +254,11 @@ def _new_difference(source: Path, before: str, after: str, rewritten: Documents)
 
 def _code_difference(target: Path, template: Path) -> str:
     """Return the unified diff of the code that adopting again replaces."""
-    old = _code(target / CODE)
-    new = _code(template / CODE)
+    old = _code(target / VERSION_FOLDER)
+    new = _code(template / VERSION_FOLDER)
     names = sorted(old.keys() | new.keys())
     return "".join(
-        _unified(f"{CODE}/{name}", old.get(name, ""), new.get(name, "")) for name in names
+        _unified(f"{VERSION_FOLDER}/{name}", old.get(name, ""), new.get(name, "")) for name in names
     )
 
 

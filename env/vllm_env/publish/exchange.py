@@ -12,7 +12,7 @@ from vllm_env.base.filesystem import mounts_in
 from vllm_env.base.locks import locked_folder, remove_unlocked
 from vllm_env.base.workspace import Workspace
 
-STAGING = ".vllm_env.staging-"
+STAGING_PREFIX = ".vllm_env.staging-"
 """The start of a staging folder's name; random letters and digits follow."""
 
 # RENAME_EXCHANGE and AT_FDCWD of Linux; Python's os module does not offer renameat2.
@@ -63,14 +63,14 @@ def publishing(workspace: Workspace, repository: Path) -> contextlib.AbstractCon
 
 def staging_in(place: Path) -> contextlib.AbstractContextManager[Path]:
     """Yield a new staging folder. It is locked while the block runs, and removed afterwards."""
-    return locked_folder(place, STAGING)
+    return locked_folder(place, STAGING_PREFIX)
 
 
 def remove_abandoned_staging(repository: Path) -> list[Path]:
     """Remove the staging folders of dead builds next to and inside the repository; return them."""
     # A living build holds the lock of its staging folder, also in another container.
     candidates = [
-        *repository.absolute().parent.glob(f"{STAGING}*"),
-        *repository.glob(f"*/{STAGING}*"),
+        *repository.absolute().parent.glob(f"{STAGING_PREFIX}*"),
+        *repository.glob(f"*/{STAGING_PREFIX}*"),
     ]
     return [folder for folder in candidates if remove_unlocked(folder)]

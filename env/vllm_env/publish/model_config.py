@@ -16,7 +16,7 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import write_whole
 from vllm_env.model.files import (
     CONFIG_NAME,
-    ENVIRONMENT,
+    ENVIRONMENT_PARAMETER,
     MODEL_DIRECTORY,
     encode_config,
     parse_config,
@@ -35,11 +35,11 @@ _FIELDS = {
     "runtime": "libtriton_python.so",
     "default_model_filename": "model.py",
 }
-SEVERAL_SINCE = Version("0.28")
+SEVERAL_SINCE_VLLM = Version("0.28")
 """From this vLLM on, several front ends can share an engine."""
 # The string_value of the environment's parameter.
 _PLACE = (
-    rf"""["']{ENVIRONMENT}["'](?:(?!string_value)[\s\S])*"""
+    rf"""["']{ENVIRONMENT_PARAMETER}["'](?:(?!string_value)[\s\S])*"""
     rf"string_value{_GAP}:{_GAP}{_STRING}"
 )
 _ADDED = """\
@@ -77,10 +77,10 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
             )
     # 2) The parameter that names the environment.
     place = f"{MODEL_DIRECTORY}/{environment}"
-    if ENVIRONMENT not in wanted.parameters:
-        added = _ADDED.format(name=ENVIRONMENT, place=place)
+    if ENVIRONMENT_PARAMETER not in wanted.parameters:
+        added = _ADDED.format(name=ENVIRONMENT_PARAMETER, place=place)
         return f"{text.rstrip()}\n{added}"
-    parameter = wanted.parameters[ENVIRONMENT]
+    parameter = wanted.parameters[ENVIRONMENT_PARAMETER]
     if parameter.string_value == place:
         return text
     parameter.string_value = place
@@ -135,7 +135,7 @@ def default_count(profile: str, vllm: str) -> int:
     """
     # On a GPU one front end is the bottleneck: at 256 streams its longest gaps were 75 ms, and
     # those of two 43 ms (H200, vLLM 0.33.0). On few cores a second one only takes memory.
-    return 2 if profile == "cuda" and Version(vllm) >= SEVERAL_SINCE else 1
+    return 2 if profile == "cuda" and Version(vllm) >= SEVERAL_SINCE_VLLM else 1
 
 
 def set_count(model: Path, count: int, current: Path | None = None) -> None:

@@ -32,19 +32,19 @@ from vllm_env.base.filesystem import (
 from vllm_env.layout.layout import Layout
 from vllm_env.layout.layouts import LAYOUT_FILES, LAYOUTS
 from vllm_env.model.files import (
-    CODE,
     CONFIG_NAME,
     ENGINE_ARGS_NAME,
     EXAMPLE_NAME,
     MODEL_DIRECTORY,
-    OFFICIAL_ARGS,
+    OFFICIAL_ARGS_NAME,
+    VERSION_FOLDER,
     encode_config,
     read_config_text,
 )
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
 from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME
 
-from .exchange import STAGING, staging_in
+from .exchange import STAGING_PREFIX, staging_in
 from .model_config import set_count
 
 # The order in which the files are renamed into place. The manifest makes a set valid, so it is
@@ -52,9 +52,9 @@ from .model_config import set_count
 BUILT_NAMES = (STUB_LIBRARIES, STUB_NAME, *LAYOUT_FILES, SBOM_NAME, MANIFEST_NAME)
 CODE_NAMES = ("model.py", "triton_vllm")
 """This project's own code in the version folder."""
-WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 _BYTECODE = ("__pycache__", "*.pyc")
-_NOT_READ = (*_BYTECODE, *(f"*{suffix}" for suffix in WEIGHTS))
+_NOT_READ = (*_BYTECODE, *(f"*{suffix}" for suffix in WEIGHT_SUFFIXES))
 
 _Ignore = Callable[[str, list[str]], set[str]]
 """The form of ``ignore`` in shutil.copytree(): takes a folder and its names, returns some names."""
@@ -113,7 +113,7 @@ def _link_tree(source: Path, target: Path) -> None:
 
 def is_replaced(name: str) -> bool:
     """Return whether a build replaces the file or folder of this name in a model's folder."""
-    return name in BUILT_NAMES or name.startswith(STAGING)
+    return name in BUILT_NAMES or name.startswith(STAGING_PREFIX)
 
 
 def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
@@ -129,8 +129,8 @@ def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path
     missing.mkdir()
     adopted = built.adopted_from is not None
     if adopted:
-        (missing / CODE).mkdir()
-        copy_own_code(template / CODE, missing / CODE)
+        (missing / VERSION_FOLDER).mkdir()
+        copy_own_code(template / VERSION_FOLDER, missing / VERSION_FOLDER)
     # Path.exists() is wrong here: in a staged folder a relative link may lead nowhere.
     if not os.path.lexists(target / CONFIG_NAME):
         ignore = _ignore_of_template(template, target, only_lacking=adopted)
@@ -152,15 +152,15 @@ def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> 
     # The template may be a model that was built and warmed itself. Its set and its caches belong
     # to another environment.
     patterns = shutil.ignore_patterns(
-        *_BYTECODE, *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", CONFIG_NAME
+        *_BYTECODE, *BUILT_NAMES, CACHE_NAME, f"{STAGING_PREFIX}*", CONFIG_NAME
     )
     volumes = mounts_in(template)
     # This project's code is staged on its own.
-    present = {Path(CODE, name) for name in CODE_NAMES}
+    present = {Path(VERSION_FOLDER, name) for name in CODE_NAMES}
     # Either file holds the engine arguments. If one exists, the other is not missing: the model
     # refuses two that differ.
     if _has_engine_args(target):
-        present |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS)}
+        present |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS_NAME)}
 
     def is_present(path: Path) -> bool:
         name = path.relative_to(template)
@@ -191,8 +191,8 @@ def place_additions(built: BuiltSet, missing: Path, target: Path) -> None:
     # Without a new configuration the model is complete, and its modes are the user's choice.
     completes = config.exists()
     if adopted:
-        _place_folder(missing / CODE, target / CODE, owner)
-        _place_code(missing / CODE, target / CODE, aside=missing.parent)
+        _place_folder(missing / VERSION_FOLDER, target / VERSION_FOLDER, owner)
+        _place_code(missing / VERSION_FOLDER, target / VERSION_FOLDER, aside=missing.parent)
     if completes:
         let_read(target)
     # config.pbtxt marks a complete model, and a server may poll.
@@ -250,7 +250,7 @@ def write_engine_args(template: Path, model: Path) -> None:
 
 def _has_engine_args(model: Path) -> bool:
     # Path.exists() is wrong here, too: see stage_additions().
-    return any(os.path.lexists(model / name) for name in (ENGINE_ARGS_NAME, OFFICIAL_ARGS))
+    return any(os.path.lexists(model / name) for name in (ENGINE_ARGS_NAME, OFFICIAL_ARGS_NAME))
 
 
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
@@ -322,16 +322,16 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
         # files, and a new one gets the template's.
         sources = [template, current] if built.adopted_from else [current, template]
     for source in sources:
-        if (source / CODE).is_dir():
-            copy_code(source / CODE, new / CODE)
+        if (source / VERSION_FOLDER).is_dir():
+            copy_code(source / VERSION_FOLDER, new / VERSION_FOLDER)
     configured = current if complete else template
     shutil.copy2(configured / CONFIG_NAME, new / CONFIG_NAME)
     if built.adopted_from:
         # The old code is moved away and not overwritten. Otherwise modules that the new code does
         # not have would stay.
         with staging_in(new) as staging:
-            copy_own_code(template / CODE, staging)
-            _place_code(staging, new / CODE, aside=staging)
+            copy_own_code(template / VERSION_FOLDER, staging)
+            _place_code(staging, new / VERSION_FOLDER, aside=staging)
     write_set(built, new, linked=True)
     set_environment_path(new, built.layout.environment)
     set_count(new, built.count)

@@ -14,11 +14,11 @@ from typing import Any
 
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.model.files import (
-    CODE,
     CONFIG_NAME,
-    ENVIRONMENT,
+    ENVIRONMENT_PARAMETER,
     MODEL_DIRECTORY,
-    OFFICIAL_ARGS,
+    OFFICIAL_ARGS_NAME,
+    VERSION_FOLDER,
     arguments_file,
     check_engine_args,
     parse_config,
@@ -48,7 +48,7 @@ def read_official_config(model: Path) -> str:
         text = read_config_text(file)
     _check_version(model)
     config = parse_config(file, text)
-    _check_backend(model, config.backend, config.parameters[ENVIRONMENT].string_value)
+    _check_backend(model, config.backend, config.parameters[ENVIRONMENT_PARAMETER].string_value)
     check_engine_args(model)
     return text
 
@@ -86,13 +86,13 @@ def _check_version(model: Path) -> None:
     # A build completes version 1 only. Triton ignores folder names with leading zeros.
     names = sorted(path.name for path in model.iterdir() if path.is_dir())
     versions = [name for name in names if re.fullmatch("0|[1-9][0-9]*", name)]
-    if versions == [CODE]:
+    if versions == [VERSION_FOLDER]:
         return
     content = f"the versions {', '.join(versions)}" if versions else "no version"
     raise VllmEnvError(
-        f"{model} has {content}, and a model is adopted with version {CODE} alone.",
+        f"{model} has {content}, and a model is adopted with version {VERSION_FOLDER} alone.",
         remedy=(
-            f"Leave one folder, {CODE}/ with model.json. "
+            f"Leave one folder, {VERSION_FOLDER}/ with model.json. "
             "Make a separate model of each other version."
         ),
     )
@@ -100,7 +100,10 @@ def _check_version(model: Path) -> None:
 
 def _check_backend(model: Path, backend: str, environment: str) -> None:
     # Other Python models may also have an environment of their own, so look for our code, too.
-    is_ours = environment.startswith(MODEL_DIRECTORY) and (model / CODE / "triton_vllm").is_dir()
+    is_ours = (
+        environment.startswith(MODEL_DIRECTORY)
+        and (model / VERSION_FOLDER / "triton_vllm").is_dir()
+    )
     if backend == "python" and is_ours:
         build = f"./gen_vllm_env.sh --model-repository {model.parent} --model {model.name}"
         raise VllmEnvError(
@@ -128,14 +131,14 @@ def read_documents(*models: Path) -> Documents:
     model = next((model for model in models if (model / arguments_file(model)).is_file()), None)
     if model is None:
         raise VllmEnvError(
-            f"{models[0] / OFFICIAL_ARGS} is missing.",
+            f"{models[0] / OFFICIAL_ARGS_NAME} is missing.",
             cause="It holds the engine arguments.",
             remedy='Write it, e.g. {"model": "…"}.',
         )
     documents = {}
     first = arguments_file(model)
     # If both files exist, they have the same content (check_engine_args).
-    for name in (first, OFFICIAL_ARGS):
+    for name in (first, OFFICIAL_ARGS_NAME):
         if (model / name).is_file():
             document = read_object(model / name)
             documents[name] = _with_whole_paths(model, document, ("model", "tokenizer"))
@@ -144,7 +147,7 @@ def read_documents(*models: Path) -> Documents:
     if str(documents[first].get("enable_lora", "")).lower() != "true":
         return documents
     # The official backend's file is in the version folder, ours may be next to config.pbtxt.
-    for name in (f"{CODE}/{LORA_NAME}", LORA_NAME):
+    for name in (f"{VERSION_FOLDER}/{LORA_NAME}", LORA_NAME):
         place = next((model for model in models if (model / name).is_file()), None)
         if place:
             adapters = read_object(place / name)

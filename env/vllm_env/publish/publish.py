@@ -37,7 +37,7 @@ from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME
 from .adopt import refuse_target
 from .changes import refuse_changes, state_of
 from .exchange import (
-    STAGING,
+    STAGING_PREFIX,
     exchange,
     publishing,
     refuse_mounts,
@@ -139,7 +139,7 @@ def staging_place(target: Path) -> Path | None:
         return None
     # Another process has a staging folder inside the model's folder, as --warm does for minutes.
     # An exchange would take it away with the old folder.
-    if any(target.glob(f"{STAGING}*")):
+    if any(target.glob(f"{STAGING_PREFIX}*")):
         return None
     # Renaming needs one file system and write permission in both folders.
     if place.stat().st_dev != repository.stat().st_dev:

@@ -8,7 +8,7 @@ name, and both of its frontends tell it.
 import http.client
 import json
 
-_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
 
 
 def http_name(port: int) -> str | None:
@@ -39,7 +39,7 @@ def grpc_name(port: int) -> str | None:
     direct = [("grpc.enable_http_proxy", 0)]
     with InferenceServerClient(f"127.0.0.1:{port}", channel_args=direct) as client:
         try:
-            return str(client.get_server_metadata(client_timeout=_SECONDS).name)
+            return str(client.get_server_metadata(client_timeout=_ANSWER_SECONDS).name)
         except InferenceServerException:
             return None
 
@@ -54,7 +54,7 @@ def is_ready(port: int) -> bool:
 
 
 def _get(port: int, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

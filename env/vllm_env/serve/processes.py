@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-MARKER = "VLLM_ENV_SERVER_ID"
+MARKER_VARIABLE = "VLLM_ENV_SERVER_ID"
 # Extracted environments (python_backend's src/pb_env.cc hard-codes the path), and the shared
 # memory that Python's multiprocessing makes for vLLM. A killed process removes neither.
 _TRACES = re.compile(rb"/tmp/python_env_\w+|/dev/shm/(?:psm_|sem\.mp-)\w+")
@@ -51,7 +51,7 @@ def _belongs(process: psutil.Process, leader: int, marker: str) -> bool:
             return True
     # vLLM's processes lead sessions of their own.
     with contextlib.suppress(psutil.Error, OSError):
-        return process.environ().get(MARKER) == marker
+        return process.environ().get(MARKER_VARIABLE) == marker
     return False
 
 

@@ -15,7 +15,7 @@ from vllm_env.base.cache import Cache, key_of, touch
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.machine import gpus
 from vllm_env.base.workspace import CHECKOUT
-from vllm_env.model.files import CODE, CONFIG_NAME, ENGINE_ARGS_NAME
+from vllm_env.model.files import CONFIG_NAME, ENGINE_ARGS_NAME, VERSION_FOLDER
 from vllm_env.model.manifest import MANIFEST_NAME, Manifest
 from vllm_env.publish.model_folder import code_files
 from vllm_env.publish.official_model import LORA_NAME
@@ -85,7 +85,7 @@ def state_before_run(model: Path, triton: Path) -> _State:
         model: the model's folder, as it is served.
         triton: the Triton root.
     """
-    files = [model / CONFIG_NAME, *code_files(model / CODE)]
+    files = [model / CONFIG_NAME, *code_files(model / VERSION_FOLDER)]
     digests = {str(file.relative_to(model)): file_sha256(file) for file in files}
     others = {str(file): _stat(file) for file in _around(triton)}
     return {**digests, **others, "gpus": gpus()}
@@ -114,7 +114,7 @@ def _files(subject: Subject) -> Iterator[Path]:
         yield model / record.name
     yield model / subject.manifest.stub.name
     yield from (model / STUB_LIBRARIES).iterdir()
-    yield from code_files(model / CODE)
+    yield from code_files(model / VERSION_FOLDER)
     yield from _around(subject.triton)
 
 

@@ -182,7 +182,7 @@ class TritonServer:
         variables = {
             **self._launch.environment,
             "TMPDIR": str(self._scratch),
-            processes.MARKER: self._id,
+            processes.MARKER_VARIABLE: self._id,
         }
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as sink:

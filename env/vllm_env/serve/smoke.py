@@ -21,9 +21,9 @@ from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 from vllm_env.model.files import (
-    CODE,
     CONFIG_NAME,
     MODEL_DIRECTORY,
+    VERSION_FOLDER,
     arguments_file,
     encode_config,
     read_config_text,
@@ -229,7 +229,7 @@ def copy_model(folder: Path, copy: Path, plain: _Plain = Path) -> None:
             shutil.copy2(folder / name, copy / name)
     if (folder / STUB_LIBRARIES).is_dir():
         shutil.copytree(folder / STUB_LIBRARIES, copy / STUB_LIBRARIES)
-    copy_code(folder / CODE, copy / CODE)
+    copy_code(folder / VERSION_FOLDER, copy / VERSION_FOLDER)
 
     # The environment is not linked. Newer releases of Triton follow no symbolic link out of the
     # model's folder. A hard link changes the archive's ctime, and a server of the original would

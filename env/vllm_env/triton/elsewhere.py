@@ -11,10 +11,10 @@ from vllm_env.base.errors import UsageError
 
 from .root import CONTAINER_ROOT, NEWEST_KNOWN, RELEASES, TritonRoot, rules_of
 
-PYTHON = "3.12"
-SINCE = next(rules.since for rules in RELEASES if rules.python == PYTHON)
+SERVER_PYTHON = "3.12"
+SINCE_RELEASE = next(rules.since for rules in RELEASES if rules.python == SERVER_PYTHON)
 """The first release whose container has a stub for this Python."""
-ORIGIN = "server"
+SERVER_ORIGIN = "server"
 """The origin of a stub that the model does not have: the server's own is used."""
 
 
@@ -50,9 +50,9 @@ def triton_elsewhere(release: str) -> TritonRoot:
             remedy=f"Write year and month, such as {NEWEST_KNOWN}.",
         )
     rules = rules_of(release)
-    if rules.python != PYTHON:
+    if rules.python != SERVER_PYTHON:
         raise UsageError(
-            f"--triton-release {release}: the option is for releases since {SINCE}.",
+            f"--triton-release {release}: the option is for releases since {SINCE_RELEASE}.",
             cause=f"The stub of older ones is for Python {rules.python}, so the build needs "
             "another one for this release.",
             remedy=f"Build in the container {image_of(release)}, without the option.",

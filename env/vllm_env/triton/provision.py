@@ -22,14 +22,14 @@ from vllm_env.base.workspace import Workspace
 
 from .root import STUB_NAME, TritonRoot, rules_of
 
-WHEEL = "nvidia-pytriton==0.7.0"
-_FILE = "nvidia_pytriton-0.7.0-*.whl"
+TRITON_WHEEL = "nvidia-pytriton==0.7.0"
+_WHEEL_PATTERN = "nvidia_pytriton-0.7.0-*.whl"
 _RELEASE = "24.10"
 # The wheel's stub for 3.13 needs a libpython under a name that only the wheel has.
-_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12")
-_DOWNLOAD = f"download {WHEEL}, which carries the CPU Triton"
+_STUB_PYTHONS = ("3.8", "3.9", "3.10", "3.11", "3.12")
+_DOWNLOAD = f"download {TRITON_WHEEL}, which carries the CPU Triton"
 # Folders of the wheel and their places in the root. The rest is PyTriton's Python code.
-_PARTS = {
+_PLACES = {
     "pytriton/tritonserver/bin/": "libexec/",
     "pytriton/tritonserver/backends/": "backends/",
     "pytriton/tritonserver/caches/": "caches/",
@@ -62,7 +62,7 @@ def to_be_provisioned(workspace: Workspace, target: Path) -> TritonRoot:
     if not _wheel_in(workspace.network.wheelhouse):
         workspace.network.require(_DOWNLOAD)
     # The pinned wheel always has the same content, so a dry run need not fetch 100 MB.
-    stubs = {python: target / _stub_in_root(python) for python in _STUBS}
+    stubs = {python: target / _stub_in_root(python) for python in _STUB_PYTHONS}
     return TritonRoot(target, _RELEASE, rules_of(_RELEASE), stubs)
 
 
@@ -74,7 +74,7 @@ def _check_machine() -> None:
     # A Triton of 24.10 is built for Ubuntu 22.04, which has glibc 2.35.
     require_glibc(
         minor=35,
-        what=f"The CPU Triton of {WHEEL}",
+        what=f"The CPU Triton of {TRITON_WHEEL}",
         remedy="Build in a Triton container, or name a Triton with --triton-root.",
     )
 
@@ -123,7 +123,7 @@ def fetch(workspace: Workspace, folder: Path) -> None:
         shutil.copy(wheel, folder)
         return
     workspace.network.pip_command(
-        ["download", "--no-deps", "--quiet", "--dest", folder, WHEEL],
+        ["download", "--no-deps", "--quiet", "--dest", folder, TRITON_WHEEL],
         _DOWNLOAD,
         env={"TMPDIR": str(folder)},
         remedy="Check that the package registry answers (pip config list), "
@@ -133,16 +133,16 @@ def fetch(workspace: Workspace, folder: Path) -> None:
 
 def _wheel_in(folder: Path | None) -> Path | None:
     """Return the CPU Triton's wheel in a folder, or None."""
-    return next(folder.glob(_FILE), None) if folder else None
+    return next(folder.glob(_WHEEL_PATTERN), None) if folder else None
 
 
 def _lay_out(wheel: Path, root: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
-            part = next((p for p in _PARTS if member.filename.startswith(p)), None)
+            part = next((p for p in _PLACES if member.filename.startswith(p)), None)
             if part is None or member.is_dir():
                 continue
-            target = root / (_PARTS[part] + member.filename.removeprefix(part))
+            target = root / (_PLACES[part] + member.filename.removeprefix(part))
             target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink)

@@ -22,7 +22,7 @@ from vllm_env.base.process import run
 from vllm_env.base.workspace import TOOLS, Workspace
 
 from . import stub_source
-from .elsewhere import ORIGIN, check_python
+from .elsewhere import SERVER_ORIGIN, check_python
 from .root import STUB_LIBRARIES, STUB_NAME, TritonRoot
 from .stub_source import StubOptions
 
@@ -55,7 +55,7 @@ class Stub:
 
 
 @dataclass(frozen=True)
-class StubPlan:
+class StubChoice:
     """The stub that will be used.
 
     Attributes:
@@ -80,28 +80,28 @@ class StubPlan:
     def identity(self) -> str:
         """Return the stub's digest, or the key under which it will be built."""
         if self.triton.is_elsewhere:
-            return f"{ORIGIN} {self.triton.release}"
+            return f"{SERVER_ORIGIN} {self.triton.release}"
         if self.prebuilt:
             return file_sha256(self.prebuilt)
         return stub_source.source_key(self.triton.release, self.python, self.options)
 
 
-def plan_stub(
+def choose_stub(
     workspace: Workspace, triton: TritonRoot, python: str, mode: StubMode, options: StubOptions
-) -> StubPlan:
+) -> StubChoice:
     """Choose the stub for a full Python version (``3.11.7``) before anything slow starts.
 
     Raises:
         VllmEnvError: no stub fits, and none can be built.
     """
-    plan = StubPlan(triton, python, options)
+    choice = StubChoice(triton, python, options)
     if triton.is_elsewhere:
-        check_python(triton, plan.minor)
-        return plan
-    if mode != "source" and plan.minor in triton.stubs:
-        return replace(plan, prebuilt=triton.stubs[plan.minor])
+        check_python(triton, choice.minor)
+        return choice
+    if mode != "source" and choice.minor in triton.stubs:
+        return replace(choice, prebuilt=triton.stubs[choice.minor])
     refusal = (
-        f"--python {plan.minor}: the Triton {triton.release} in {triton.path} has no stub for it"
+        f"--python {choice.minor}: the Triton {triton.release} in {triton.path} has no stub for it"
     )
     # By number: as texts, 3.9 would come after 3.10.
     versions = sorted(triton.stubs, key=lambda version: int(version.split(".")[1]))
@@ -123,31 +123,31 @@ def plan_stub(
             cause=f"{known} {error.what}",
             remedy=f"Pick one of these with --python. Or: {error.remedy}",
         ) from error
-    return plan
+    return choice
 
 
-def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
+def make_stub(workspace: Workspace, choice: StubChoice, prefix: Path) -> Stub:
     """Return the planned stub, which is built if necessary, checked and started once in a prefix.
 
     Raises:
         VllmEnvError: the stub cannot be built, or a check fails.
     """
-    release = plan.triton.release
-    if plan.triton.is_elsewhere:
-        return Stub(None, plan.minor, release, "", 0, ORIGIN, libraries=None)
-    path = plan.prebuilt or stub_source.build_stub(
-        workspace, plan.triton, plan.python, prefix, plan.options
+    release = choice.triton.release
+    if choice.triton.is_elsewhere:
+        return Stub(None, choice.minor, release, "", 0, SERVER_ORIGIN, libraries=None)
+    path = choice.prebuilt or stub_source.build_stub(
+        workspace, choice.triton, choice.python, prefix, choice.options
     )
     # A stub from the cache is checked again: the prefix may have other libraries.
-    check_stub(path, plan.minor, plan.triton, prefix)
-    path = make_self_starting(workspace, path, prefix, plan.triton.path / "lib")
+    check_stub(path, choice.minor, choice.triton, prefix)
+    path = make_self_starting(workspace, path, prefix, choice.triton.path / "lib")
     return Stub(
         path=path,
-        python=plan.minor,
+        python=choice.minor,
         release=release,
         sha256=file_sha256(path),
         size=path.stat().st_size,
-        origin="prebuilt" if plan.prebuilt else "source",
+        origin="prebuilt" if choice.prebuilt else "source",
         libraries=path.parent / STUB_LIBRARIES,
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_env import inside
-from vllm_env.base.errors import REBUILD, CommandError, VllmEnvError
+from vllm_env.base.errors import REBUILD_REMEDY, CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
@@ -39,12 +39,12 @@ _REASONS = (
     (
         "UnicodeDecodeError",
         "The embedded interpreter decodes files as ASCII: 00_vllm_env.pth did not run.",
-        REBUILD,
+        REBUILD_REMEDY,
     ),
     (
         "outside the environment",
         "PYTHONPATH or the user's site shadow it: 00_vllm_env.pth did not run.",
-        REBUILD,
+        REBUILD_REMEDY,
     ),
     (
         "GLIBC",
@@ -181,7 +181,7 @@ def _ask(
     raise CommandError(
         "The environment's interpreter ended without an answer.",
         tail=output[-4000:],
-        remedy=REBUILD,
+        remedy=REBUILD_REMEDY,
     )
 
 
@@ -236,7 +236,7 @@ def judge(started: Started, environment: Path, versions: Mapping[str, str]) -> N
                 "The stub does not configure the locale, "
                 "and 00_vllm_env.pth in site-packages did not do it either."
             ),
-            remedy=REBUILD,
+            remedy=REBUILD_REMEDY,
         )
     # 2) The places. An empty entry of sys.path is the working folder.
     places = (*filter(None, started.path), *started.files, started.prefix)
@@ -245,7 +245,7 @@ def judge(started: Started, environment: Path, versions: Mapping[str, str]) -> N
         raise VllmEnvError(
             f"The environment looks outside of itself: {', '.join(outside[:3])}.",
             cause="PYTHONPATH, the user's site or another Python would shadow the pinned packages.",
-            remedy=REBUILD,
+            remedy=REBUILD_REMEDY,
         )
     # 3) The versions. vLLM's own version may differ from its distribution's version.
     for name, (file, version) in started.imported.items():
@@ -254,7 +254,7 @@ def judge(started: Started, environment: Path, versions: Mapping[str, str]) -> N
             raise VllmEnvError(
                 f"{name} is {version}, the lock has {locked}.",
                 cause=f"Imported from {file}.",
-                remedy=REBUILD,
+                remedy=REBUILD_REMEDY,
             )
 
 

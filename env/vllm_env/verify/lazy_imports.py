@@ -23,7 +23,7 @@ from .launcher_check import Later, check_start
 from .tree_rules import Expected
 
 # Per module. The slowest one took 4 s on two cores.
-_SECONDS = 60.0
+_IMPORT_SECONDS = 60.0
 # The modules of each profile. Those of other platforms are not listed: they would fail here, and
 # vLLM never imports them. Missing modules are skipped.
 _EVERYWHERE = (
@@ -88,7 +88,7 @@ _NO_DEVICE = re.compile(
 
 
 def check_imports(
-    workspace: Workspace, environment: Path, expected: Expected, seconds: float = _SECONDS
+    workspace: Workspace, environment: Path, expected: Expected, seconds: float = _IMPORT_SECONDS
 ) -> tuple[str, ...]:
     """Import vLLM as the release's launcher would, then the modules that vLLM imports later.
 
@@ -121,7 +121,7 @@ def later_imports(
     workspace: Workspace,
     environment: Path,
     expected: Expected,
-    seconds: float = _SECONDS,
+    seconds: float = _IMPORT_SECONDS,
     modules: tuple[str, ...] | None = None,
 ) -> Iterator[Later]:
     """Yield what vLLM imports later, or ``modules``. For ``cuda``, make a stand-in of the driver.

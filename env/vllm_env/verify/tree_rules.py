@@ -13,7 +13,7 @@ from packaging.specifiers import Specifier
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from vllm_env.base.errors import REBUILD, VllmEnvError
+from vllm_env.base.errors import REBUILD_REMEDY, VllmEnvError
 from vllm_env.triton.root import rules_of
 
 # An interpreter's conda package may contain them, so they need not be in the lock.
@@ -57,7 +57,7 @@ def check_tree(environment: Path, expected: Expected) -> None:
                 "Triton refuses an environment without it (stub_launcher.cc). "
                 "Releases since 25.08 do so, too, although they do not run it."
             ),
-            remedy=REBUILD,
+            remedy=REBUILD_REMEDY,
         )
     packages = _check_python(environment, expected.python)
     _check_distributions(_installed(packages), expected)
@@ -98,7 +98,7 @@ def _check_distributions(installed: dict[str, str], expected: Expected) -> None:
         raise VllmEnvError(
             f"The environment is not what its lock says: {'; '.join(wrong[:5])}{more}.",
             cause="It was changed after it was built, or this is the lock of another environment.",
-            remedy=REBUILD,
+            remedy=REBUILD_REMEDY,
         )
 
 

@@ -31,7 +31,7 @@ from .tree_rules import Expected, check_tree, check_versions
 _FORMAT = 3
 
 
-def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
+def check_lock(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
     """Check early that a stub of this Triton would not fail at the first request of a lock.
 
     Returns:

@@ -12,7 +12,7 @@ import pytest
 from support.build_stages import Stages, build_all
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout.layouts import LAYOUTS
-from vllm_env.publish.exchange import STAGING
+from vllm_env.publish.exchange import STAGING_PREFIX
 from vllm_env.sketch import BuildRequest
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_new_model_for_gpus_has_two_front_ends(stages: Stages, workspace: Work
 def test_what_a_killed_build_has_left_is_removed(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
     """A build that is killed after it has exchanged the folders leaves the old one."""
     build_all(workspace, request_)
-    left = request_.repository.parent / f"{STAGING}12345678"
+    left = request_.repository.parent / f"{STAGING_PREFIX}12345678"
     left.mkdir()
     (left / "old").touch()
     assert not build_all(workspace, request_).rebuilt

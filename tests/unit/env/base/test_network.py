@@ -140,7 +140,7 @@ def test_a_download_that_is_cut_off_is_a_network_failure(
 ) -> None:
     """Not another file than the lock's, nor a traceback; a host that never answers is not waited for."""
     if answer is None:
-        monkeypatch.setattr(module, "_READ_TIMEOUT", 0.2)
+        monkeypatch.setattr(module, "_READ_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as host:
 
         def reply() -> None:

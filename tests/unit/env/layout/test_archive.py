@@ -17,7 +17,7 @@ from support.small_fixtures import copy_slim
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.workspace import CHECKOUT
 from vllm_env.layout.archive import _explained
-from vllm_env.layout.tar import plan_archive, write_archive
+from vllm_env.layout.tar import contents_of, write_archive
 from vllm_env.prefix.relocate import make_relocatable, site_packages
 
 pytestmark = pytest.mark.long
@@ -51,7 +51,7 @@ def packed(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Packed:
     """The prefix, packed once for all tests."""
     path = tmp_path_factory.mktemp("packed") / "env.tar.gz"
     seen: list[float] = []
-    return Packed(path, write_archive(plan_archive(prefix), path, lambda _, fraction: seen.append(fraction)), seen)
+    return Packed(path, write_archive(contents_of(prefix), path, lambda _, fraction: seen.append(fraction)), seen)
 
 
 def test_the_plan_holds_conda_files_other_files_and_the_activation(packed: Packed) -> None:
@@ -75,7 +75,7 @@ def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypa
     digests = []
     for cores in ({0}, set(range(16))):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
-        digests.append(write_archive(plan_archive(prefix), tmp_path / f"{len(cores)}.tar.gz"))
+        digests.append(write_archive(contents_of(prefix), tmp_path / f"{len(cores)}.tar.gz"))
     assert digests[0] == digests[1]
 
 

@@ -22,7 +22,7 @@ from vllm_env.layout import unpacked as places
 from vllm_env.layout.cached import parts_folder
 from vllm_env.layout.layout import Packed
 from vllm_env.layout.layouts import LAYOUTS
-from vllm_env.layout.tar import plan_archive, write_archive
+from vllm_env.layout.tar import contents_of, write_archive
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import install_runtime, make_relocatable, set_times, site_packages
 
@@ -64,14 +64,14 @@ def unpack(made: Packed, scratch: Path) -> Path:
     """Unpack where servers look, and wait for the thread that writes it to the disk and marks it again."""
     *_, whole = LAYOUT.open(made, None, scratch, keep=True)
     for thread in threading.enumerate():
-        if thread.name == places.SYNC:
+        if thread.name == places.SYNC_THREAD:
             thread.join()
     return Path(whole.path)
 
 
 def test_together_they_are_the_archive(made: Packed, prefix: Path, tmp_path: Path) -> None:
     """Every member is in one of them, once; beside what the archive has there is what unpacks the parts."""
-    write_archive(plan_archive(prefix), tmp_path / "whole.tar.gz")
+    write_archive(contents_of(prefix), tmp_path / "whole.tar.gz")
     found = [names(parts_folder(made.path) / Path(part.name).name) for part in made.records[1:]]
     assert len(found) > 1
     base = names(made.path)

@@ -11,7 +11,7 @@ import libarchive
 import pytest
 
 from vllm_env.base.machine import EPOCH
-from vllm_env.layout.tar import TarPlan, compress_chunk
+from vllm_env.layout.tar import TarContents, compress_chunk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,8 +43,8 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _plan(tree: Path) -> TarPlan:
-    plan = TarPlan(left_out=frozenset({"left-out"}))
+def _plan(tree: Path) -> TarContents:
+    plan = TarContents(left_out=frozenset({"left-out"}))
     for path in sorted(tree.rglob("*")):
         if path.is_symlink() or path.is_file() or not any(path.iterdir()):
             plan.add(str(path), path.relative_to(tree).as_posix())
@@ -53,7 +53,7 @@ def _plan(tree: Path) -> TarPlan:
     return plan
 
 
-def _archive(plan: TarPlan) -> bytes:
+def _archive(plan: TarContents) -> bytes:
     return b"".join(compress_chunk(chunk) for chunk in plan.chunks())
 
 
@@ -67,7 +67,7 @@ def test_names_and_links_of_any_length_are_read_back(tmp_path: Path, name: str, 
     place = tmp_path / name / "link"
     place.parent.mkdir(parents=True)
     place.symlink_to(link)
-    plan = TarPlan()
+    plan = TarContents()
     plan.add(str(place), place.relative_to(tmp_path).as_posix())
     plan.add(str(place.parent), place.parent.relative_to(tmp_path).as_posix())
     with tarfile.open(fileobj=io.BytesIO(_archive(plan))) as archive:

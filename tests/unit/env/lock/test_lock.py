@@ -10,7 +10,7 @@ import pytest
 
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
-from vllm_env.interpreter.layer import REMOTE, CondaLayer
+from vllm_env.interpreter.layer import REMOTE_CHANNEL, CondaLayer
 from vllm_env.lock import lock as module
 from vllm_env.lock.lock import LockOptions, inputs_of, make_lock
 from vllm_env.lock.pins import PinnedVllm
@@ -100,12 +100,12 @@ def test_locked_says_that_the_interpreter_is_this_machines(
 
 def test_the_interpreter_of_conda_forge_is_locked(spec: Spec, root: Path, channel: Channel, tmp_path: Path) -> None:
     """Its packages stand in the lock; they are taken where this machine has them, with nothing left to say."""
-    layer = CondaLayer(REMOTE, channel.layer.packages)
+    layer = CondaLayer(REMOTE_CHANNEL, channel.layer.packages)
     file = spec.path.with_name("pylock.s-cpu.toml")
     write_pylock(Lock(spec, _PINNED, layer, _WHEELS, inputs_of(spec, _PINNED)), file)
     assert read_pylock(file).layer == layer
     assert _make(spec, root, locked=True).conda.channel == "local"
-    shutil.copytree(channel.root / "conda/channel", root / "conda" / REMOTE)
+    shutil.copytree(channel.root / "conda/channel", root / "conda" / REMOTE_CHANNEL)
     assert _make(spec, root, locked=True).conda == layer
 
 

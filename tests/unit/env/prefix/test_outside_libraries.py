@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from vllm_env.prefix.needed_libraries import DRIVER, SYSTEM, likely_package, outside, tolerated
+from vllm_env.prefix.needed_libraries import DRIVER_LIBRARIES, SYSTEM_LIBRARIES, likely_package, outside, tolerated
 
 
 def test_the_machines_part_is_loaded_without_an_environment() -> None:
     """Every library of x86-64's list that a bare interpreter can load is there; none of the driver's is in it."""
-    for library in SYSTEM:
+    for library in SYSTEM_LIBRARIES:
         ctypes.CDLL(library)
-    assert not set(SYSTEM) & set(DRIVER)
+    assert not set(SYSTEM_LIBRARIES) & set(DRIVER_LIBRARIES)
 
 
 @pytest.mark.parametrize("library", ["libnsl.so.1", "libcrypt.so.1", "libz.so.1", "libgomp.so.1", "libnuma.so.1"])

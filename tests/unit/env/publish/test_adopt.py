@@ -17,7 +17,7 @@ from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.model.files import check_model_folder
 from vllm_env.publish import publish as publishing
 from vllm_env.publish.adopt import read_adoption, stage_template
-from vllm_env.publish.exchange import STAGING
+from vllm_env.publish.exchange import STAGING_PREFIX
 from vllm_env.publish.model_folder import BuiltSet, set_environment_path
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_it_becomes_a_model_of_ours(workspace: Workspace, official: Path, target
     assert stat.S_IMODE((target / "config.pbtxt").stat().st_mode) == 0o640
     assert stat.S_IMODE((target / "1/model.json").stat().st_mode) == 0o600
     assert stat.S_IMODE((target / "1/triton_vllm/request/contract.py").stat().st_mode) & 0o444 == 0o444
-    assert not list(target.parents[1].rglob(f"{STAGING}*"))
+    assert not list(target.parents[1].rglob(f"{STAGING_PREFIX}*"))
 
 
 def test_any_byte_in_a_comment_stays(workspace: Workspace, official: Path, target: Path) -> None:
@@ -288,4 +288,4 @@ def test_a_change_of_the_target_while_it_is_staged_is_not_lost(
     with pytest.raises(VllmEnvError, match=r"was changed while .* was being replaced"):
         adopt(workspace, official, target)
     assert [{k: v[:4] for k, v in state.items()} for state in kept] == [{k: v[:4] for k, v in snapshot(target).items()}]
-    assert not list(target.parents[1].rglob(f"{STAGING}*"))
+    assert not list(target.parents[1].rglob(f"{STAGING_PREFIX}*"))

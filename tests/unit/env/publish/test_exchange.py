@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_env.publish.exchange import STAGING, exchange, remove_abandoned_staging, staging_in
+from vllm_env.publish.exchange import STAGING_PREFIX, exchange, remove_abandoned_staging, staging_in
 
 if TYPE_CHECKING:
     pass
@@ -47,7 +47,7 @@ def test_staging_of_dead_builds_goes_and_of_living_ones_stays(tmp_path: Path) ->
     repository = tmp_path / "models"
     model = repository / "vllm"
     model.mkdir(parents=True)
-    dead = [place / f"{STAGING}{name}" for place in (tmp_path, model) for name in ("abcd_123", str(os.getppid()))]
+    dead = [place / f"{STAGING_PREFIX}{name}" for place in (tmp_path, model) for name in ("abcd_123", str(os.getppid()))]
     for folder in dead:
         (folder / "vllm").mkdir(parents=True)
     with staging_in(tmp_path) as beside, staging_in(model) as inside:

@@ -18,7 +18,7 @@ from vllm_env.layout.cached import parts_folder
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish import model_folder
 from vllm_env.publish import publish as module
-from vllm_env.publish.exchange import STAGING
+from vllm_env.publish.exchange import STAGING_PREFIX
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import check_writable, publish
 
@@ -65,7 +65,7 @@ def _mode(file: Path) -> int:
 
 
 def _no_strays(repository: Path) -> bool:
-    return not [p for p in repository.parent.rglob("*") if p.name.startswith(STAGING) or p.name.endswith(".new")]
+    return not [p for p in repository.parent.rglob("*") if p.name.startswith(STAGING_PREFIX) or p.name.endswith(".new")]
 
 
 @pytest.fixture(params=["exchange", "in place"])

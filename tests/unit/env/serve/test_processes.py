@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from vllm_env.serve.processes import MARKER, end, is_alive, members, traces
+from vllm_env.serve.processes import MARKER_VARIABLE, end, is_alive, members, traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,8 +70,8 @@ def _child_of(parent: psutil.Popen) -> psutil.Process:
 
 def test_a_marked_process_is_a_member_wherever_it_runs(start: Start) -> None:
     """vLLM's processes lead sessions of their own and outlive the process that started them."""
-    marked = start(_TELLS, env={**os.environ, MARKER: "mine"})
-    start(_SLEEP, env={**os.environ, MARKER: "mine too"})
+    marked = start(_TELLS, env={**os.environ, MARKER_VARIABLE: "mine"})
+    start(_SLEEP, env={**os.environ, MARKER_VARIABLE: "mine too"})
     # In the midst of its exec(), a process has no variables.
     marked.stdout.readline()
     assert members(_NOBODY, "mine") == [marked]

