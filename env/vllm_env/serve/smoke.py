@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +122,12 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         stall_timeout=_STALL_SECONDS if _is_local(request) else None,
     )
     with workspace.cache.staging() as staged, _plain_links() as plain:
-        if _is_local(request):
-            engine_model = plain(Path(request.engine_model).absolute())
-            request = replace(request, engine_model=str(engine_model))
         arguments = next(iter(request.own.values()), None) or engine_args(request)
-        set_arguments(request.model_folder, arguments, request.own)
+        served = arguments
+        # The result names the folder itself: a link to it is gone by then.
+        if _is_local(request) and not request.own:
+            served = {**arguments, "model": str(plain(Path(request.engine_model).absolute()))}
+        set_arguments(request.model_folder, served, request.own)
         repository = request.model_folder.parent
         started = time.monotonic()
         with TritonServer(request.binary, repository, log=request.log, launch=launch) as server:

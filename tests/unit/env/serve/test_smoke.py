@@ -172,7 +172,8 @@ def test_what_triton_mistakes_is_served_by_links(
     with copied(workspace, moved) as copy:
         environment = Path(environment_of(copy))
         assert environment.samefile(moved / "vllm_env.tar.gz")
-        smoke_run(workspace, replace(request_, model_folder=copy, engine_model=str(standin)))
+        result = smoke_run(workspace, replace(request_, model_folder=copy, engine_model=str(standin)))
+    assert result.engine_args["model"] == str(standin)
     assert len(seen) == 1
     assert all(is_plain(path) and not path.exists() for path in (environment, *seen))
 
