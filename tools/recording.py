@@ -103,7 +103,7 @@ def draw(shown: Sequence[tuple[float, str]], name: str) -> str:
     style = (
         f"text{{font:{_SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}}"
         "@media (prefers-reduced-motion:no-preference){text{animation:appear .1s backwards}}"
-        "@keyframes appear{from{opacity:0}}"
+        "@keyframes appear{from{opacity:.25}}"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">'

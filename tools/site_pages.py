@@ -59,7 +59,7 @@ def with_tabs(text: str) -> str:
 
 def _tabs(found: re.Match[str]) -> str:
     lines = [f"    {line}" if line.strip() else "" for line in found[1].splitlines()]
-    return "\n".join(re.sub(r"^    #+ (.*)", r'=== "\1"', line) for line in lines) + "\n"
+    return "\n".join(re.sub(r"^    ### (.*)", r'=== "\1"', line) for line in lines) + "\n"
 
 
 if __name__ == "__main__":
