@@ -1,4 +1,4 @@
-"""The tables of measurements in docs/why.md, docs/speed.md and benchmarks/results are those of the committed results."""
+"""The tables of measurements in docs/speed.md and benchmarks/results are those of the committed results."""
 
 from __future__ import annotations
 
@@ -76,11 +76,8 @@ def front_ends(*figures: str) -> dict[str, list[str]]:
     }
 
 
-def test_the_table_of_why_has_32_and_256_streams_with_one_and_two_front_ends():
-    """The same figures as in docs/speed.md."""
-    expected = {label: row for label, row in front_ends("itl_p99").items() if label.endswith((" 32", " 256"))}
-    assert rows_of("docs/why.md", "speed", 3) == expected
-    assert len(expected) == 4
+def test_the_range_of_the_readme_is_that_of_both_runs():
+    """Least and most of all medians."""
     ratios = sorted(cells[0].split()[0] for cells in front_ends("itl_p99").values())
     assert f"{ratios[0]} to {ratios[-1]} times the tokens/s" in (ROOT / "README.md").read_text("utf-8")
 

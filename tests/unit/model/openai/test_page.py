@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "openai.md"
 def test_the_page_has_the_paths_and_the_refused_fields() -> None:
     """Each path, and each field that no request may have."""
     text = PAGE.read_text("utf-8")
-    table = text.split("\n## Paths\n")[1].split("\n\nAll other")[0]
+    table = text.split("\n## Paths\n")[1].split("\n\n<!--")[0]
     assert set(re.findall(r"`(/[\w/]*)`", table)) == ROUTES.keys()
     everywhere, responses = (
         text.split("unless their value is")[1].split("The answer has the reason")[0].split("In `/v1/responses`")

@@ -56,6 +56,7 @@ def test_without_a_toolkit_all_are_off_and_the_log_says_so_once(packages, host):
     (line,) = log.lines
     assert [switch.variable for switch in SWITCHES if f"{switch.variable}=0: {switch.cost}" not in line] == []
     assert "needs a CUDA toolkit" in line
+    assert line in " ".join((ROOT / "docs/first_start.md").read_text("utf-8").split())
 
 
 @pytest.mark.parametrize("name", NAMES)
