@@ -12,40 +12,8 @@ from triton_vllm.base.errors import ConfigError
 from triton_vllm.chat import parsers
 from triton_vllm.chat.request import Chat
 from triton_vllm.vllm_api import Conversation, ParserNames, Parsers
-from triton_vllm.vllm_api.parsers import has_parsers
 
 TOOLS = ({"type": "function", "function": {"name": "ask", "strict": True}},)
-
-
-class Manager:
-    """In place of vLLM's managers of parsers."""
-
-    known: tuple[str, ...] = ("hermes", "mistral")
-
-    @classmethod
-    def list_registered(cls):
-        return list(cls.known)
-
-    @classmethod
-    def import_reasoning_parser(cls, path):
-        cls.known = (*cls.known, path)
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    """A vLLM with two parsers of each kind."""
-    manager = type("Manager", (Manager,), {})
-    request = SimpleNamespace(extract_structured_outputs=1)
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__path__=[]))
-    for name in ("vllm.entrypoints", "vllm.entrypoints.openai", "vllm.entrypoints.openai.chat_completion", "vllm.parser"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
-    monkeypatch.setitem(
-        sys.modules, "vllm.entrypoints.openai.chat_completion.protocol", SimpleNamespace(ChatCompletionRequest=request)
-    )
-    parser = SimpleNamespace(Parser=SimpleNamespace(parse=1, parse_delta=1))
-    monkeypatch.setitem(sys.modules, "vllm.parser.abstract_parser", parser)
-    monkeypatch.setitem(sys.modules, "vllm.tool_parsers", SimpleNamespace(ToolParserManager=manager))
-    monkeypatch.setitem(sys.modules, "vllm.reasoning", SimpleNamespace(ReasoningParserManager=manager))
 
 
 @pytest.mark.parametrize("name", ["tool_parser", "tool_call_parser"])
@@ -141,10 +109,3 @@ def test_only_what_the_parsers_have_switched_off_is_off(skips, spaces, off):
     """A default that is not said is vLLM's to choose."""
     request = SimpleNamespace(skip_special_tokens=skips, spaces_between_special_tokens=spaces)
     assert Conversation(request, lambda: None, {}, auto_tools=True).decoding() == off
-
-
-def test_parsers_whose_request_lacks_a_part_are_none(vllm):
-    """vLLM 0.24 has the classes, and each chat would have failed."""
-    assert has_parsers()
-    del sys.modules["vllm.entrypoints.openai.chat_completion.protocol"].ChatCompletionRequest.extract_structured_outputs
-    assert not has_parsers()
