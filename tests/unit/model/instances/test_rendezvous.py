@@ -93,19 +93,6 @@ def test_an_instance_knows_its_place_among_those_of_its_group():
     assert len(keys) == 6
 
 
-def test_an_instance_of_a_larger_reload_does_not_join_the_load_before_it():
-    """Triton starts the new instances while the old ones live; seats 0 and 1 of three are taken there, seat 2 is not."""
-    old = [Rendezvous.join(seat_of(args(f"vllm_0_{index}"), os.getpid())) for index in range(2)]
-    old[0].lead()
-    old[0].publish("e1", None)
-    last = Rendezvous.join(seat_of(args("vllm_0_2", 3), os.getpid()))
-    first = Rendezvous.join(seat_of(args("vllm_0_0", 3), os.getpid()))
-    assert last.address() is None
-    assert last.has_first()
-    for meeting in (*old, first, last):
-        meeting.leave()
-
-
 @pytest.mark.parametrize("alone", [args("vllm_0_0", 1), args("other_0"), args("vllm"), {"model_config": "{}"}])
 def test_an_only_instance_needs_no_other(alone):
     """As in every model that asks for one instance; nothing is written for it."""
@@ -197,14 +184,6 @@ def test_a_path_of_the_documented_length_is_taken(monkeypatch):
         assert len(folder) == int(length)
         monkeypatch.setattr(tempfile, "tempdir", folder)
         Rendezvous.join(Seat(99, 100, "k" * 12)).leave()
-
-
-def test_a_hung_engine_is_reported_to_the_one_that_leads():
-    """Only that engine, not the next."""
-    first, second = (Rendezvous.join(Seat(index, 2, "k")) for index in range(2))
-    second.report_hung("e1")
-    assert first.is_hung("e1")
-    assert not first.is_hung("e2")
 
 
 def test_a_seat_that_another_instance_looks_at_is_taken(home, monkeypatch):
