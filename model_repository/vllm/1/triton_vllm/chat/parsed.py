@@ -51,50 +51,51 @@ class AnswerReader:
     def read(self, outputs: Sequence[RequestOutput]) -> list[list[Piece]]:
         """Return the new pieces of each completion in consecutive outputs."""
         # 1) Sort the outputs by completion.
-        parts: list[list[CompletionOutput | Fragment]] = [[] for _ in self._readers]
+        fragments: list[list[CompletionOutput | Fragment]] = [[] for _ in self._readers]
         for output in outputs:
-            for part in output.outputs:
-                aligner = self._aligners[part.index]
-                parts[part.index] += aligner.take(part) if aligner else [part]
+            for completion in output.outputs:
+                aligner = self._aligners[completion.index]
+                new = aligner.take(completion) if aligner else [completion]
+                fragments[completion.index] += new
         # 2) Read each completion.
         prompt = outputs[-1].prompt_token_ids
         until = self._clock() + READ_TURN_S
-        return [self._read_all(i, own, prompt, until) for i, own in enumerate(parts)]
+        return [self._read_all(i, own, prompt, until) for i, own in enumerate(fragments)]
 
     def _read_all(
         self,
         index: int,
-        parts: Sequence[CompletionOutput | Fragment],
+        fragments: Sequence[CompletionOutput | Fragment],
         prompt: Sequence[int] | None,
         until: float,
     ) -> list[Piece]:
         pieces: list[Piece] = []
-        for number, part in enumerate(parts):
-            # A parser may need the first part, such as a mark, alone.
-            if 0 < number < len(parts) - 1 and self._clock() > until:
-                return [*pieces, self._read(index, _joined(parts[number:]), prompt)]
-            pieces.append(self._read(index, part, prompt))
+        for number, fragment in enumerate(fragments):
+            # A parser may need the first fragment, such as a mark, alone.
+            if 0 < number < len(fragments) - 1 and self._clock() > until:
+                return [*pieces, self._read(index, _joined(fragments[number:]), prompt)]
+            pieces.append(self._read(index, fragment, prompt))
         return pieces
 
     def _read(
-        self, index: int, part: CompletionOutput | Fragment, prompt: Sequence[int] | None
+        self, index: int, fragment: CompletionOutput | Fragment, prompt: Sequence[int] | None
     ) -> Piece:
         reader = self._readers[index]
         if reader is not None:
             try:
-                return reader.read(part, prompt)
+                return reader.read(fragment, prompt)
             except Exception as error:  # noqa: BLE001 - a parser may raise anything
                 # The client has paid for the tokens, so it gets the rest as plain text. vLLM's own
                 # server would throw them away.
                 self._readers[index] = None
                 _note(error)
-        return Piece(part.text, finish_reason=part.finish_reason)
+        return Piece(fragment.text, finish_reason=fragment.finish_reason)
 
 
-def _joined(parts: Sequence[CompletionOutput | Fragment]) -> Fragment:
-    text = "".join(part.text for part in parts)
-    ids = [token for part in parts for token in part.token_ids]
-    return Fragment(text, ids, parts[-1].finish_reason)
+def _joined(fragments: Sequence[CompletionOutput | Fragment]) -> Fragment:
+    text = "".join(fragment.text for fragment in fragments)
+    ids = [token for fragment in fragments for token in fragment.token_ids]
+    return Fragment(text, ids, fragments[-1].finish_reason)
 
 
 def _note(error: Exception) -> None:
