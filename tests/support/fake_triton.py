@@ -95,26 +95,18 @@ class MetricFamily:
 
 
 class ResponseSender:
-    """Keeps each response with its flags, and refuses any after the final one, as Triton does.
-
-    With `full` set, a response with tensors does not fit in shared memory; as in Triton it has closed by then, if it was the
-    final one.
-    """
+    """Keeps each response with its flags, and refuses any after the final one, as Triton does."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[InferenceResponse, int]] = []
         self.cancelled = False
-        self.full = False
         self._closed = False
 
     def send(self, response: Any = None, flags: int = 0) -> None:
         if self._closed:
             raise RuntimeError("response sender has been closed")
         self._closed = flags == FINAL
-        response = response or InferenceResponse()
-        if self.full and response.output_tensors:
-            raise RuntimeError("Failed to increase the shared memory pool size")
-        self.sent.append((response, flags))
+        self.sent.append((response or InferenceResponse(), flags))
 
     def told(self) -> list[InferenceResponse]:
         """Return the responses, without a final flag that was sent alone."""

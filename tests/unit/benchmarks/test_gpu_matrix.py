@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 MULTICAST_OFF = {
     "NCCL_NVLS_ENABLE": "0",
@@ -17,23 +17,6 @@ MULTICAST_OFF = {
     "NVSHMEM_DISABLE_NVLS": "1",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
-
-
-@pytest.fixture
-def matrix() -> Any:
-    import gpu_matrix
-
-    return gpu_matrix
-
-
-@pytest.fixture
-def model(repository: Path) -> Path:
-    """Return a model folder with code and a lock."""
-    folder = repository / "vllm"
-    (folder / "1" / "triton_vllm").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text("first")
-    (folder / "vllm_env.json").write_text(json.dumps({"lock_digest": "abc"}))
-    return folder
 
 
 def test_each_row_has_a_shape_a_check_and_a_name_of_its_own() -> None:
@@ -101,38 +84,3 @@ def test_answers_are_sound(whole: list[list[str]], streamed: list[list[str]], sa
         return
     with pytest.raises(WrongAnswerError, match=re.escape(says)):
         require_sound("triton", whole, streamed)
-
-
-def run(matrix: Any, model: Path, tmp_path: Path, *more: str) -> int:
-    (tmp_path / "env" / "bin").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "env" / "bin" / "python").touch()
-    own = ["--environment", str(tmp_path / "env"), "--model-repository", str(model.parent), "--device", "cpu"]
-    own += ["--out", str(tmp_path / "out.json"), "--work", str(tmp_path / "work")]
-    return int(matrix.main([*own, *more]))
-
-
-def test_a_row_with_a_result_is_skipped(
-    matrix: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each result is in the file before the next row starts. New code, and --again, run it again."""
-    seen: list[list[str]] = []
-
-    def answer(row: Any, *_: object) -> dict[str, Any]:
-        written = json.loads((tmp_path / "out.json").read_text()) if seen else {}
-        seen.append([row.name, *written])
-        return {"ok": row.name == "llama", "message": "" if row.name == "llama" else "no such layer"}
-
-    monkeypatch.setattr(matrix, "run_in_process", answer)
-    monkeypatch.setattr(matrix, "exit_on_sigterm", lambda: None)
-    assert run(matrix, model, tmp_path, "--rows", "llama", "qwen3") == 1
-    assert seen == [["llama"], ["qwen3", "llama"]]
-    assert run(matrix, model, tmp_path, "--rows", "llama") == 0
-    assert run(matrix, model, tmp_path, "--rows", "qwen3") == 1
-    said = capsys.readouterr().out
-    assert "llama: skipped, works" in said
-    assert "qwen3: skipped, FAILS; no such layer" in said
-    assert len(seen) == 2
-    run(matrix, model, tmp_path, "--rows", "llama", "--again")
-    (model / "1" / "model.py").write_text("new")
-    run(matrix, model, tmp_path, "--rows", "llama")
-    assert [one[0] for one in seen[2:]] == ["llama", "llama"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,22 +79,6 @@ async def test_a_conversation_carries_what_was_said() -> None:
     assert prompts[1].startswith(f"{prompts[0]} w4 w5 w6 w7 w")
     assert prompts[2].startswith(f"{prompts[1]} w4")
     assert not prompts[3].startswith(prompts[0])
-
-
-def test_mixed_lengths_are_the_seeds_own() -> None:
-    """Around their medians, within a quarter and four times, the same again for the same seed."""
-    from harness.workload import conversations, most_tokens
-
-    mixed = load(requests=2000, workload="mixed", prompt_tokens=40, answer_tokens=20)
-    turns = [turn for (turn,) in conversations(mixed)]
-    assert turns == [turn for (turn,) in conversations(mixed)]
-    assert turns != [turn for (turn,) in conversations(replace(mixed, seed=1))]
-    prompts = sorted(len(turn.prompt.split()) for turn in turns)
-    answers = sorted(turn.parameters["max_tokens"] for turn in turns)
-    assert 37 <= prompts[1000] <= 43
-    assert 18 <= answers[1000] <= 22
-    assert (prompts[0], prompts[-1], answers[0], answers[-1]) == (10, 160, 5, 80)
-    assert most_tokens(mixed) == 240
 
 
 async def test_the_open_loop_does_not_wait_for_answers() -> None:

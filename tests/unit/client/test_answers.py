@@ -38,13 +38,6 @@ def test_all_completions_are_stored(tmp_path: Path) -> None:
     assert list(store.texts()) == ["one\ntwo"]
 
 
-def test_half_a_character_is_stored(tmp_path: Path) -> None:
-    """Text that is not Unicode, as a JSON string may hold it, does not end a run."""
-    store = TextStore(tmp_path)
-    store.add(record(0, "a\ud800b"))
-    assert list(store.texts()) == ["a?b"]
-
-
 def test_json_lines_have_each_record_when_it_has_ended(tmp_path: Path) -> None:
     """With its place, its texts and its times since the start; a chat as JSON."""
     lines = JsonLines(tmp_path / "r.jsonl", started=10.0)

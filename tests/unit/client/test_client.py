@@ -142,31 +142,6 @@ def test_no_file_overwrites_another(
     assert prompts.read_text() == PROMPTS
 
 
-def test_flags_with_several_values_may_be_repeated() -> None:
-    """The values are added up."""
-    options = parse(["-s", "--header", "A=1", "--header", "b=2", "c=3", "--goodput", "ttft:1", "--goodput", "e2el:2"])
-    assert options.header == {"a": "1", "b": "2", "c": "3"}
-    assert options.goodput == {"ttft": 1.0, "e2el": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "first", "second"),
-    [
-        ([], ("localhost:8001", "vllm"), ("vllm",)),
-        (["--backend", "openai"], ("localhost:8000", ""), ("",)),
-        (["--model", "m", "-u", "a:1"], ("a:1", "m"), ("m",)),
-        (["--model", "m", "--versus", "b:1", "--versus-backend", "openai"], ("localhost:8001", "m"), ("",)),
-        (["--backend", "openai", "--versus", "b:1", "--versus-backend", "triton"], ("localhost:8000", ""), ("vllm",)),
-        (["--versus", "b:1", "--versus-model", "n"], ("localhost:8001", "vllm"), ("n",)),
-    ],
-)
-def test_what_depends_on_the_kind_of_server(arguments: list[str], first: tuple[str, ...], second: tuple[str, ...]) -> None:
-    """Port and model; a name of the first server's model is taken for the second one's only if they are of one kind."""
-    options = parse(arguments)
-    assert (options.url, options.model) == first
-    assert (options.versus_model,) == second
-
-
 @pytest.mark.parametrize("flag", ["--results-file", "--report", "--plot"])
 def test_unwritable_results_file_fails_before_any_request(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str

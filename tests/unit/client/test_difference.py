@@ -29,13 +29,6 @@ def test_the_interval_of_equal_servers_contains_zero() -> None:
     assert 1860 <= contained <= 1940
 
 
-def test_a_slower_server_is_found() -> None:
-    """5 % of delay in most runs, although the machine itself changes by 30 % from block to block."""
-    source = random.Random(4)
-    found = [difference(pairs(source, factor=1.05)) for _ in range(200)]
-    assert sum(1 for each in found if each and each.low > 0) > 150
-
-
 def test_known_blocks_have_a_known_interval() -> None:
     """Six pairs: the interval are the least and the largest ratio, and the estimate is the median of the averages."""
     found = difference([(1.0, 1.0), (1.0, 1.1), (2.0, 2.42), (1.0, 0.9), (1.0, 1.05), (1.0, 1.2)])

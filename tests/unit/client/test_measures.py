@@ -72,15 +72,6 @@ def test_a_failure_has_no_times_but_counts() -> None:
     assert found["request_throughput"] == 1.0
 
 
-def test_a_cancelled_request_is_neither() -> None:
-    """Its tokens are not counted."""
-    given_up = record(1.0, [1.1], 3)
-    given_up.outcome = Outcome.CANCELLED
-    found = measured(given_up).figures(1.0)
-    assert (found["sent"], found["completed"], found["failed"], found["cancelled"]) == (1, 0, 0, 1)
-    assert (found["total_output_tokens"], found["output_throughput"], found["p99_e2el_ms"]) == (0, 0.0, 0.0)
-
-
 def test_goodput_is_of_answers_that_reach_every_goal() -> None:
     """A limit is reached if it is met exactly; an answer of one token has no TPOT to miss; a failure is not good."""
     answers = [record(0.0, [0.25, 0.75], 5), record(0.0, [0.5, 0.75], 5), record(0.0, [0.25, 1.25], 5), record(0.0, [0.125], 1)]

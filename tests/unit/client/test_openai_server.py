@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 KEY = "very-secret"
 
 
-def test_connections_are_open_before_the_first_request() -> None:
-    """Otherwise the first answers would seem slow."""
-    with OpenAIEcho() as server:
-        ask(server, [request(0, "x")], connections=5)
-        assert len(server.connections) == 5
-
-
 @pytest.mark.parametrize(
     ("models", "values", "reason"),
     [

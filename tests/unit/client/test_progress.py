@@ -32,13 +32,3 @@ def test_long_run_on_a_terminal_shows_how_far_it_is(total: int | None, shown: st
     assert terminal.getvalue().startswith(shown)
     assert "tokens/s" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
-
-
-@pytest.mark.parametrize(("stream", "quiet"), [(Terminal(), 3600.0), (io.StringIO(), 0.0)])
-def test_short_runs_and_files_get_no_line(stream: io.StringIO, quiet: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs and quick runs stay clean: not a byte is written."""
-    monkeypatch.setattr(progress, "QUIET_SECONDS", quiet)
-    line = ProgressLine(total=4, seconds=None, stream=stream)
-    line.advance(RECORD)
-    line.close()
-    assert stream.getvalue() == ""

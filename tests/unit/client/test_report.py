@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,6 @@ from loadtest.overhead import Overhead
 from loadtest.record import Outcome, Record, Request
 from loadtest.report import figures_of, summary
 from loadtest.run import Result
-from loadtest.versus import Comparison
 
 if TYPE_CHECKING:
     pass
@@ -48,22 +46,3 @@ def test_a_bottleneck_is_named_to_everybody(monkeypatch: pytest.MonkeyPatch) -> 
     lines = summary(options, figures_of(options, result))
     assert "TTFT, E2EL: percentiles from a histogram, with an error of at most 1 %" in lines
     assert "The client was the bottleneck: it used 99% of a core" in lines
-
-
-def test_a_comparison_says_how_many_pairs_it_used() -> None:
-    """Blocks without answers have no figure, and a few pairs have no interval."""
-    options = parse(["-s", "--versus", "b:1"])
-    measures = Measures()
-    request = Request(0, "", {}, stream=True)
-    measures.add(Record(request, due=0.0, sent=0.0, times=[0.1, 0.2], output_tokens=2, outcome=Outcome.ANSWERED))
-    figures = measures.figures(1.0)
-    empty = Measures().figures(1.0)
-    for pairs, line in (
-        ([(figures, figures)] * 6, r"TTFT p50: \+0.0% \(95 % interval \+0.0% to \+0.0%\)"),
-        ([(figures, figures)] * 6 + [(figures, empty)], r"TTFT p50: .*to \+0.0%, 6 of 7 pairs\)"),
-        ([(figures, figures), (figures, empty)], "TTFT p50: no difference, too few pairs of blocks have this figure"),
-    ):
-        result = Result(1, "vllm", measures=measures, duration=1.0)
-        result.comparison = Comparison("b:1", "openai", pairs=pairs)
-        lines = summary(options, figures_of(options, result))
-        assert any(re.fullmatch(line, each) for each in lines), lines

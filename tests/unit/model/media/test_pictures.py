@@ -39,23 +39,3 @@ def test_sizes_of_real_files(kind):
     file = io.BytesIO()
     image.new("RGB", (123, 45)).save(file, kind)
     assert size(base64.b64encode(file.getvalue()).decode()) == (123, 45)
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"", "not a PNG, JPEG or WEBP"),
-        (b"GIF89a", "not a PNG, JPEG or WEBP"),
-        (png(5, 6)[:20], "damaged"),
-        (png(5, 6)[:-8], "damaged"),
-        (jpeg(5, 6)[:-4], "damaged"),
-        (b"\xff\xd8\xff" + b"\xff" * 20_000, "damaged"),
-        (b"\xff\xd8\xff\xe0\0\0" + bytes(20), "damaged"),
-        (b"RIFF0000WEBPVP8X", "damaged"),
-        (b"\x89PNG\r\n\x1a\n" + b"\0\0\0\0none0000" * 20_000, "damaged"),
-    ],
-)
-def test_what_has_no_size(data, says):
-    """It is said whether that is another kind or a damaged file; a file of many small parts is not read to its end."""
-    with pytest.raises(ValueError, match=says):
-        size(picture(data))
