@@ -197,6 +197,13 @@ def test_a_server_that_may_not_be_asked_does_not_end(triton, monkeypatch):
     assert module.is_ending("mine") is False
 
 
+def test_nothing_is_asked_where_shared_memory_is_short(triton, monkeypatch):
+    """A question that finds no room there crashes the stub."""
+    monkeypatch.setattr(triton, "trouble", AssertionError("the stub crashes here"))
+    monkeypatch.setattr(module, "shared_memory_free", lambda: module.MARGIN_BYTES)
+    assert module.is_ending("mine") is False
+
+
 def test_samples_of_one_name_share_a_family(triton):
     """Triton refuses a second family of the same name."""
     metrics: Any = module.TritonMetrics()

@@ -157,6 +157,22 @@ def test_what_no_answer_can_follow_is_refused(trials):
     assert str(error) == text
 
 
+@pytest.mark.parametrize(("kind", "tekken", "refused"), [("lark", True, False), ("lark", False, True), ("regex", True, True)])
+def test_grammars_that_vllm_gives_to_guidance_in_any_case_are_not_refused(trials, kind, tekken, refused):
+    """Those in Lark's syntax with Mistral's newer tokenizer, among them its own for tool calls."""
+    llm = SimpleNamespace(**vars(engine()), get_tokenizer=lambda: SimpleNamespace(is_tekken=tekken))
+    constraint = Constraint("grammar", kind, "from is refused", 1)
+
+    async def check():
+        await trials.check(llm, constraint)
+
+    if not refused:
+        asyncio.run(check())
+        return
+    with pytest.raises(InvalidRequestError, match="is refused by xgrammar"):
+        asyncio.run(check())
+
+
 def test_nobody_waits_for_one_that_takes_long(trials):
     """Two are tried at the same time."""
     order = []

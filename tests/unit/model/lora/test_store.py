@@ -163,6 +163,23 @@ def test_nobody_waits_for_an_engine_that_has_died(folders):
     assert list(llm.held.values()) == ["second"]
 
 
+def test_a_dead_engine_says_nothing_of_an_adapter(folders):
+    """What it raises is the engine's reason, and the adapter is tried with the next one."""
+    dead, alive = Llm(), Llm()
+
+    async def use():
+        dead.errored = True
+        folders.write("a", "broken")
+        with pytest.raises(ValueError, match="no such layer"):
+            await folders.store.acquire(dead, "a")
+        assert folders.log.lines == []
+        with pytest.raises(UnavailableError):
+            await folders.store.acquire(alive, "a")
+
+    asyncio.run(use())
+    assert len(alive.loads) == 1
+
+
 def test_instances_mean_one_adapter_by_one_name_number_and_path(tmp_path):
     """vLLM loads it once for all, and its prefix cache serves them all; another content is another adapter in each."""
     (tmp_path / "shared").mkdir()

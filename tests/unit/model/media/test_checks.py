@@ -49,6 +49,7 @@ def test_hosts_that_the_operator_has_named_may_be_asked(url):
     [
         "http://example.com/a.png",
         "http://images.example.com.evil.org/",
+        "http://evilimages.example.com/",
         "http://evil.org/images.example.com",
         "http://evil.org#images.example.com",
         "http://images.example.com@evil.org/",

@@ -102,6 +102,28 @@ async def test_a_sleep_waits_for_the_requests_of_all_instances(pair):
     assert (refusing(pair), first.llm.calls) == ([False, False], ["sleep", "wake_up"])
 
 
+async def test_a_request_that_begins_while_the_engine_is_closed_is_waited_for(pair):
+    """Another instance has looked before, and counts it after this one has counted."""
+    first, second = pair
+    late = iter([True])
+
+    def in_flight():
+        found = first.counts.others()
+        if next(late, False):
+            second.note(1)
+        return found
+
+    first.operator._in_flight = in_flight
+    sleep = first.start("sleep")
+    await until(lambda: second.operator.closed)
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert (sleep.done(), first.llm.calls) == (False, [])
+    second.note(0)
+    await sleep
+    assert first.llm.calls == ["sleep"]
+
+
 async def test_a_wake_up_does_not_overtake_a_sleep_that_the_engine_carries_out(pair):
     """Otherwise the engine would sleep, and all instances would take requests."""
     first, second = pair
