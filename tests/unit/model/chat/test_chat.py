@@ -70,6 +70,13 @@ def test_earlier_reasoning_has_two_names(given, reasoning):
     assert parsed.get("reasoning") == reasoning
 
 
+def test_a_message_is_either_continued_or_answered():
+    """The template could not do both."""
+    both = '{"continue_final_message": true, "add_generation_prompt": true}'
+    with pytest.raises(InvalidRequestError, match="exclude each other"):
+        chat.parse(USUAL, {"messages": f"[{ONE}]", "chat_template_kwargs": both})
+
+
 def test_an_integer_that_vllms_processes_cannot_hand_on_is_refused():
     """vLLM would fail where it sends the request, and keep its half."""
     for number, refused in ((2**63 - 1, False), (2**63, True), (-(2**70), True)):

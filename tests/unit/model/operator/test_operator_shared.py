@@ -9,11 +9,14 @@ import pytest
 
 from support.engine_parts import Log
 from support.patience import LIMIT
+from triton_vllm.base.errors import UnavailableError
 from triton_vllm.instances.counts import Counts
 from triton_vllm.instances.sleep import SleepState
 from triton_vllm.operator import run
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import Operator
+
+CALLED_OFF = "wake_up was asked for before the requests in flight had ended"
 
 
 class Llm:
@@ -122,6 +125,18 @@ async def test_a_request_that_begins_while_the_engine_is_closed_is_waited_for(pa
     second.note(0)
     await sleep
     assert first.llm.calls == ["sleep"]
+
+
+async def test_a_sleep_that_waits_is_called_off_through_another_instance(pair):
+    """All take requests again."""
+    first, second = pair
+    second.note(1)
+    sleep = first.start("sleep")
+    await until(lambda: refusing(pair) == [True, True])
+    await second.ask("wake_up")
+    with pytest.raises(UnavailableError, match=CALLED_OFF):
+        await sleep
+    assert (refusing(pair), first.llm.calls) == ([False, False], ["wake_up"])
 
 
 async def test_a_wake_up_does_not_overtake_a_sleep_that_the_engine_carries_out(pair):
