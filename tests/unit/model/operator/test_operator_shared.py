@@ -135,7 +135,7 @@ async def test_a_sleep_that_waits_is_called_off_through_another_instance(pair):
     await until(lambda: refusing(pair) == [True, True])
     await second.ask("wake_up")
     with pytest.raises(UnavailableError, match=CALLED_OFF):
-        await sleep
+        await asyncio.wait_for(sleep, LIMIT)
     assert (refusing(pair), first.llm.calls) == ([False, False], ["wake_up"])
 
 
