@@ -164,19 +164,6 @@ def test_unreachable_server_fails_and_says_where(prompts: Path, tmp_path: Path, 
     assert not results.exists()
 
 
-@pytest.mark.long
-def test_results_are_in_the_order_of_the_prompts(prompts: Path, tmp_path: Path) -> None:
-    """The server answers later requests first; the file still has prompt after prompt, iteration after iteration."""
-    with EchoServer(delay=lambda number: 0.2 if number == 5 else 0.0) as server:
-        done = run("-u", server.url, "--iterations", 3, "--offset", 5, cwd=tmp_path)
-    lines = done.stdout.splitlines()
-    assert lines[:2] == ["Loading inputs from `prompts.txt`...", "Storing results into `results.txt`..."]
-    assert lines[-1] == "PASS: vLLM example"
-    assert (done.returncode, done.stderr) == (0, "")
-    entries = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
-    assert entries == [*(f" {5 + n}: {text}" for n, text in enumerate(PROMPTS.splitlines() * 3)), ""]
-
-
 @pytest.mark.parametrize(
     ("arguments", "prompts"),
     [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +11,7 @@ from loadtest.answers import as_json
 from loadtest.errors import InputError
 from loadtest.measures import Measures
 from loadtest.record import Outcome
-from support.client_run import CLIENT, PROMPTS, SCHEMA, matches, run
+from support.client_run import SCHEMA, matches, run
 from support.openai_ask import ask, request
 from support.openai_echo import OpenAIEcho
 
@@ -110,26 +108,6 @@ def test_pictures_outside_of_messages_are_refused() -> None:
     """vLLM's server has no other place for them."""
     with OpenAIEcho() as server, pytest.raises(InputError, match="image_url in messages"):
         ask(server, [request(0, "x", images=("aa",))])
-
-
-@pytest.mark.long
-def test_the_command_measures_vllms_server(prompts: Path, tmp_path: Path) -> None:
-    """With the model that the server has, and the same figures; tritonclient is not needed."""
-    block = (
-        "import sys; sys.modules['tritonclient'] = None; import runpy; sys.path.insert(0, sys.argv[1]); "
-        "runpy.run_path(sys.argv.pop(1) + '/client.py', run_name='__main__')"
-    )
-    with OpenAIEcho() as server:
-        flags = ["--backend", "openai", "-u", server.url, "-s", "--report", "r.json", "--results-format", "jsonl"]
-        argv = [sys.executable, "-c", block, str(CLIENT.parent), *flags]
-        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    texts = [json.loads(line)["completions"] for line in (tmp_path / "results.txt").read_text().splitlines()]
-    assert sorted(texts) == sorted([f" 0: {text}"] for text in PROMPTS.splitlines())
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert (report["backend"], report["model_id"], report["tokens_counted"]) == ("openai", "echo", True)
-    assert report["total_output_tokens"] == sum(len(f" 0: {text}") for text in PROMPTS.splitlines())
-    assert report["median_tpot_ms"] > 0
 
 
 @pytest.mark.parametrize("mode", [[], ["-s"]])
