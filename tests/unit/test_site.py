@@ -14,6 +14,7 @@ from markdown_it import MarkdownIt
 import site_pages
 from support.repositories import CHECKOUT
 
+pytestmark = pytest.mark.long  # building the site takes seconds of a core
 COUNTED = ("h1", "h2", "h3", "li", "tr", "pre", "blockquote")
 
 

@@ -173,6 +173,7 @@ def test_grammars_that_vllm_gives_to_guidance_in_any_case_are_not_refused(trials
         asyncio.run(check())
 
 
+@pytest.mark.long
 def test_nobody_waits_for_one_that_takes_long(trials):
     """Two are tried at the same time."""
     order = []
@@ -192,6 +193,7 @@ def test_nobody_waits_for_one_that_takes_long(trials):
 LATE = "import socket; c = socket.socket(fileno=0); kept = socket.recv_fds(c, 1, 1); c.recv(1); raise SystemExit(1)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reason", ["import os; os.kill(os.getpid(), 9)", "import signal; signal.pause()", LATE])
 def test_a_worker_that_could_not_start_this_time_is_started_the_next_time(trials, monkeypatch, tmp_path, reason):
     """It was killed or too slow: the client may try again, and no constraint goes to vLLM untried."""
