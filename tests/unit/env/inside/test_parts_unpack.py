@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -167,6 +168,16 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert parts_places.remove_unused(str(open_to_all), 0) == []
 
 
+def test_a_place_from_which_nothing_may_be_run_is_passed_over(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries are mapped from there."""
+    monkeypatch.setattr(parts_unpack, "places", lambda: [str(tmp_path / "place")])
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(UnpackError, match="place: it is mounted noexec"):
+        parts_unpack.find(small.facts, small.parts, lambda _: None)
+
+
 def test_a_network_file_system_is_passed_over(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log says why. What is there whole is used all the same."""
     far, near = tmp_path / "far", tmp_path / "near"
@@ -200,6 +211,24 @@ def _warning(place: Path) -> str:
     return (
         f"{place} is on a network file system (NFS): slow starts. If this start hangs, set {VARIABLE} to a folder on a local disk"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "network"),
+    [("fuse.sshfs", "fuse.sshfs"), ("fuse", "fuse"), ("fuse.fuse-overlayfs", ""), ("fuseblk", ""), (None, "fuse")],
+)
+def test_what_is_behind_fuse_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, network: str
+) -> None:
+    """As the mount of the place's device has it. One that is not listed counts as a network's."""
+    monkeypatch.setattr(parts_places, "_file_system", lambda _: 0x65735546)
+    device = tmp_path.stat().st_dev
+    lines = ["22 1 254:99 / / rw - ext4 /dev/vda rw"]
+    if kind:
+        lines.append(f"31 22 {os.major(device)}:{os.minor(device)} / /a\\040b rw,nosuid shared:1 master:2 - {kind} host:/x rw")
+    (tmp_path / "mountinfo").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(parts_places, "_MOUNTS", str(tmp_path / "mountinfo"))
+    assert parts_places.network_of(str(tmp_path)) == network
 
 
 def test_places_are_looked_for_in_the_documented_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -204,6 +204,30 @@ def test_a_new_model_that_fails_in_place_is_removed(
     assert _tags(publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)) == {"one"}
 
 
+def test_in_place_the_configuration_comes_after_what_it_needs(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a server that polls. The manifest, which makes the set valid, is last."""
+    monkeypatch.setattr(module, "staging_place", lambda _: None)
+    model = repository / "vllm"
+    then: set[str] = set()
+    real = shutil.move
+
+    def moving(source: Path, place: Path) -> None:
+        if place.name == "config.pbtxt":
+            then.update(str(path.relative_to(model)) for path in model.rglob("*") if path.is_file())
+            assert '"$$TRITON_MODEL_DIRECTORY/vllm_env"' in source.read_text()
+        real(source, place)
+
+    monkeypatch.setattr(shutil, "move", moving)
+    built = _built(tmp_path / "cache", "one", "directory")
+    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    code = {"1/model.py", "1/triton_vllm/engine/engine.py", "vllm_engine_args.json"}
+    assert code | {"vllm_env/bin/activate", "triton_python_backend_stub"} <= then
+    assert not {"config.pbtxt", "vllm_env.json"} & then
+    assert (model / "vllm_env.json").is_file()
+
+
 def test_a_repository_that_is_a_file_is_refused_early(tmp_path: Path) -> None:
     """Before the long work: the path, the reason, the remedy."""
     (tmp_path / "file").touch()

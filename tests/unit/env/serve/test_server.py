@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -18,8 +19,10 @@ import psutil
 import pytest
 
 from support import fake_tritonserver
+from support.listener import Listener
 from support.patience import LIMIT
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.process import start
 from vllm_env.base.report import Console, reporting_to
 from vllm_env.serve import identity
 from vllm_env.serve import server as module
@@ -110,6 +113,33 @@ def test_a_stub_that_cannot_start_ends_the_wait(binary: Path, monkeypatch: pytes
     assert not server.running
 
 
+class Clock:
+    """In place of the module `time`: a pause takes no time but on this clock."""
+
+    time = staticmethod(time.time)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_timeout_ends_the_server(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is never ready is stopped, and the user saw how long it took."""
+    monkeypatch.setattr(module, "time", Clock())
+    console = Listener()
+    server = make(binary, "never", ready_timeout=3.2)
+    with pytest.raises(CommandError, match="not ready after 3 s"), reporting_to(console), server:
+        pass
+    assert list(dict.fromkeys(console.heard)) == [f"tritonserver loads, {second} s" for second in range(4)]
+    assert not server.running
+    assert server.members() == []
+
+
 def test_interrupt_while_loading_ends_the_server(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C during the wait: the server and its child are gone before KeyboardInterrupt reaches the caller."""
     monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.1)
@@ -194,6 +224,14 @@ def test_a_port_that_stays_taken_is_named(binary: Path, stranger: int, monkeypat
     assert not server.running
 
 
+def test_another_server_on_the_grpc_port_is_not_taken_for_this_one(binary: Path) -> None:
+    """Both frontends tell the name of the server."""
+    server = make(binary, "stranger")
+    with pytest.raises(StuckStartError) as failed, server:
+        pass
+    assert failed.value.what.startswith(f"Another server answers on port {server.ports.grpc}")
+
+
 STRANGE = ["with space", "d\N{LATIN SMALL LETTER E WITH ACUTE}j", "a;b", "it's"]
 """Names that the Python backend puts into a line of bash without quotes, or that its stub cannot decode."""
 
@@ -226,3 +264,12 @@ def test_known_crash_is_not_tried_for_ever(binary: Path) -> None:
         pass
     assert "lock_exception" in failed.value.tail
     assert (binary.parent / "log").read_text().count("lock_exception") == 2
+
+
+def test_start_without_a_sign_of_life_is_tried_once_more(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that hangs and says nothing is not waited for until the timeout."""
+    starts: list[str] = []
+    monkeypatch.setattr(module, "start", lambda command, **options: starts.append(command[0]) or start(command, **options))
+    with pytest.raises(StuckStartError, match="said nothing"), make(binary, "never", ready_timeout=math.inf, stall_timeout=0.5):
+        pass
+    assert starts == [str(binary)] * 2
