@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}
+LOG_PROBABILITIES = "vllm.v1.engine.logprobs"
 WAITS_S = 2  # for an engine, as vLLM's variable says
 PROBES: dict[str, Callable[..., Any]] = {}
 
@@ -53,8 +55,11 @@ def main(request_file: str, answer_file: str) -> None:
 def tried(function: Callable[..., Any], request: Any, patched: bool) -> str:
     """Return what is wrong."""
     try:
-        found = function(request, patched)
-        return asyncio.run(found) if asyncio.iscoroutine(found) else found
+        # What stays when an engine has been started.
+        texts = unchanged(LOG_PROBABILITIES, "convert_ids_list_to_tokens", "create_sample_logprobs")
+        with texts, unchanged("vllm.envs", "__getattr__"):
+            found = function(request, patched)
+            return asyncio.run(found) if asyncio.iscoroutine(found) else found
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -224,7 +229,7 @@ def texts_of_tokens(request: Any, patched: bool) -> str:
     """Each token of each output is decoded again."""
     from vllm.v1.engine.logprobs import LogprobsProcessor
 
-    from triton_vllm.vllm_api import log_probabilities as ours
+    from triton_vllm.vllm_api.log_probabilities import keep_small
 
     decoded = 0
 
@@ -233,14 +238,14 @@ def texts_of_tokens(request: Any, patched: bool) -> str:
         decoded += len(ids)
         return ["x"] * len(ids)
 
-    with unchanged("vllm.v1.engine.logprobs", "convert_ids_list_to_tokens", "create_sample_logprobs") as module:
-        module.convert_ids_list_to_tokens = decode
-        if patched:
-            ours.keep_small()
-        tokenizer: Any = type("Tokenizer", (), {})()
-        processor = LogprobsProcessor.from_new_request(tokenizer, core_request("one", logprobs=20, flat_logprobs=True))
-        for _ in range(100):
-            processor._update_sample_logprobs(log_probabilities(21))
+    module: Any = importlib.import_module(LOG_PROBABILITIES)
+    module.convert_ids_list_to_tokens = decode
+    if patched:
+        keep_small()
+    tokenizer: Any = type("Tokenizer", (), {})()
+    processor = LogprobsProcessor.from_new_request(tokenizer, core_request("one", logprobs=20, flat_logprobs=True))
+    for _ in range(100):
+        processor._update_sample_logprobs(log_probabilities(21))
     return f"100 outputs of the same 21 tokens: {decoded} decoded" if decoded > 21 else ""
 
 
@@ -250,20 +255,19 @@ def log_probabilities_in_arrays(request: Any, patched: bool) -> str:
     import numpy as np
     from vllm.v1.engine.logprobs import LogprobsProcessor
 
-    from triton_vllm.vllm_api import log_probabilities as ours
+    from triton_vllm.vllm_api.log_probabilities import keep_small
 
     count = 500 * 21
     generator = np.random.default_rng(1)
-    with unchanged("vllm.v1.engine.logprobs", "convert_ids_list_to_tokens", "create_sample_logprobs"):
-        if patched:
-            ours.keep_small()
-        processor = LogprobsProcessor.from_new_request(None, core_request("one", logprobs=20, flat_logprobs=True))
-        tracemalloc.start()
-        for _ in range(500):
-            ids = generator.integers(1000, 50_000, (1, 21))
-            processor._update_sample_logprobs((ids, generator.random((1, 21)), np.zeros(1, int), None))
-        taken = tracemalloc.get_traced_memory()[0] / count
-        tracemalloc.stop()
+    if patched:
+        keep_small()
+    processor = LogprobsProcessor.from_new_request(None, core_request("one", logprobs=20, flat_logprobs=True))
+    tracemalloc.start()
+    for _ in range(500):
+        ids = generator.integers(1000, 50_000, (1, 21))
+        processor._update_sample_logprobs((ids, generator.random((1, 21)), np.zeros(1, int), None))
+    taken = tracemalloc.get_traced_memory()[0] / count
+    tracemalloc.stop()
     # With pointers to shared objects for the rank and the text, and with what lists reserve.
     return f"{taken:.0f} bytes for each" if taken > 45 else ""
 
@@ -283,20 +287,18 @@ def cached_variables(request: Any, patched: bool) -> str:
     def noting(name: str) -> Any:
         return lambda: (looked_up.append(name), real[name]())[1]
 
-    log_probabilities_ = unchanged("vllm.v1.engine.logprobs", "convert_ids_list_to_tokens", "create_sample_logprobs")
-    with unchanged("vllm.envs", "__getattr__"), log_probabilities_:
-        envs.environment_variables.update({name: noting(name) for name in real})
-        try:
-            if patched:
-                vllm, values = config(request)
-                start_with(vllm, values, lambda _: SimpleNamespace())
-            looked_up.clear()
-            stats, lora = IterationStats(), LoRARequestStates(log_stats=False)
-            state = RequestStateStats(arrival_time=0.0)
-            for _ in range(10):
-                stats.update_from_output(EngineCoreOutput("one", [7]), 1.0, False, state, lora, None)
-        finally:
-            envs.environment_variables.update(real)
+    envs.environment_variables.update({name: noting(name) for name in real})
+    try:
+        if patched:
+            vllm, values = config(request)
+            start_with(vllm, values, lambda _: SimpleNamespace())
+        looked_up.clear()
+        stats, lora = IterationStats(), LoRARequestStates(log_stats=False)
+        state = RequestStateStats(arrival_time=0.0)
+        for _ in range(10):
+            stats.update_from_output(EngineCoreOutput("one", [7]), 1.0, False, state, lora, None)
+    finally:
+        envs.environment_variables.update(real)
     return f"10 outputs: {len(looked_up)} look-ups of {set(looked_up)}" if looked_up else ""
 
 
@@ -367,6 +369,27 @@ def addresses_of_front_ends(request: Any, patched: bool) -> str:
             else:
                 instances._client(vllm, values, index=0, count=2, addresses=None)
     return "" if [len(inputs) for inputs in told] == [2] else f"of 2 front ends the engine is told {told}"
+
+
+@probe
+def count_of_front_ends(request: Any, patched: bool) -> str:
+    """Several front ends and the engine would each have a part of a cache of pictures."""
+    from vllm.multimodal.cache.factories import _get_cache_type
+
+    from triton_vllm.vllm_api import instances
+
+    vllm, values = config(request)
+    made: list[Any] = []
+    vllm = dataclasses.replace(vllm, AsyncLLM=SimpleNamespace(from_vllm_config=lambda found, **_: made.append(found)))
+    if patched:
+        with contextlib.suppress(AttributeError):  # nothing was started
+            instances._client(vllm, values, index=0, count=2, addresses=None)
+    else:
+        made.append(vllm.AsyncEngineArgs(**values).create_engine_config(vllm.UsageContext.API_SERVER))
+    pictures = SimpleNamespace(mm_processor_cache_gb=4, mm_processor_cache_type="lru")
+    model: Any = SimpleNamespace(supports_multimodal_inputs=True, get_multimodal_config=lambda: pictures)
+    kind = _get_cache_type(SimpleNamespace(model_config=model, parallel_config=made[0].parallel_config))
+    return "" if kind == "processor_only" else f"the cache is {kind}"
 
 
 @probe

@@ -183,8 +183,9 @@ def _client(
     vllm: Vllm, values: Mapping[str, Any], *, index: int, count: int, addresses: Any
 ) -> EngineClient:
     def make(args: Any) -> Any:
-        # With these set, vLLM turns off its cache of pictures. Only one front end and the engine
-        # could agree on its contents.
+        # Patch count-of-front-ends: with these private fields set, vLLM turns off its cache of
+        # pictures (since 0.28; multimodal/cache/factories.py), as `vllm serve` does. Only one front
+        # end and the engine could agree on its contents. It may go when `client_count` does that.
         setattr(args, _COUNT_FIELD, count)
         setattr(args, _RANK_FIELD, index)
         return vllm.AsyncLLM.from_vllm_config(
