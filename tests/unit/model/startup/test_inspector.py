@@ -75,6 +75,16 @@ def _die() -> None:
     os._exit(7)
 
 
+def test_for_a_gpu_a_fork_inspects_the_class(registry: ModuleType, answer: Path) -> None:
+    """The answer is the fork's, and nothing of it is left."""
+    _replace(in_fork=True)
+    for name in ("one", "two"):
+        assert _ask(registry, os.getpid, answer.with_name(name)) == b""
+    forks = [pickle.loads(answer.with_name(name).read_bytes()) for name in ("one", "two")]
+    assert len({*forks, os.getpid()}) == 3
+    assert not [pid for pid in forks if Path(f"/proc/{pid}").exists()]
+
+
 @pytest.mark.parametrize("function", [_fail, _hang, _die])
 def test_a_fork_that_fails_is_made_up_for(
     registry: ModuleType, answer: Path, function: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capfd: Any

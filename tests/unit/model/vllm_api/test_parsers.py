@@ -16,6 +16,33 @@ from triton_vllm.vllm_api import Conversation, ParserNames, Parsers
 TOOLS = ({"type": "function", "function": {"name": "ask", "strict": True}},)
 
 
+class Manager:
+    """In place of vLLM's managers of parsers."""
+
+    known: tuple[str, ...] = ("hermes", "mistral")
+
+    @classmethod
+    def list_registered(cls):
+        return list(cls.known)
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """A vLLM with two parsers of each kind."""
+    manager = type("Manager", (Manager,), {})
+    request = SimpleNamespace(extract_structured_outputs=1)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__path__=[]))
+    for name in ("vllm.entrypoints", "vllm.entrypoints.openai", "vllm.entrypoints.openai.chat_completion", "vllm.parser"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(
+        sys.modules, "vllm.entrypoints.openai.chat_completion.protocol", SimpleNamespace(ChatCompletionRequest=request)
+    )
+    parser = SimpleNamespace(Parser=SimpleNamespace(parse=1, parse_delta=1))
+    monkeypatch.setitem(sys.modules, "vllm.parser.abstract_parser", parser)
+    monkeypatch.setitem(sys.modules, "vllm.tool_parsers", SimpleNamespace(ToolParserManager=manager))
+    monkeypatch.setitem(sys.modules, "vllm.reasoning", SimpleNamespace(ReasoningParserManager=manager))
+
+
 @pytest.mark.parametrize("name", ["tool_parser", "tool_call_parser"])
 def test_the_tool_parser_is_no_engine_argument(name):
     """Under our name, or that of vLLM's option."""
@@ -35,6 +62,21 @@ def test_what_is_no_name_is_refused(given, says):
     with pytest.raises(ConfigError) as refused:
         parsers.split(given, "f")
     assert says in str(refused.value)
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("tool", "reasoning", "says"),
+    [
+        ("herms", "", "f: tool_parser: vLLM has no parser 'herms', did you mean 'hermes'?; it has hermes, mistral"),
+        ("", "deep", "f: reasoning_parser: vLLM has no parser 'deep'; it has hermes, mistral"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_known_ones(tool, reasoning, says):
+    """Before the engine starts."""
+    with pytest.raises(ConfigError) as refused:
+        parsers.choose(tool, {"reasoning_parser": reasoning}, "f")
+    assert str(refused.value) == says
 
 
 def test_a_vllm_without_parsers_is_told(monkeypatch):
