@@ -117,14 +117,6 @@ def test_what_is_not_whole_is_built_again(
     assert not build_all(workspace, request_).rebuilt
 
 
-def test_another_set_is_built_again(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
-    """The key tells it."""
-    build_all(workspace, request_)
-    stages.key = "another"
-    assert build_all(workspace, request_).rebuilt
-    assert (request_.model_folder / "vllm_env.tar.gz").read_text() == "another"
-
-
 def test_what_passed_before_is_not_verified_again(
     stages: Stages, workspace: Workspace, request_: BuildRequest, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -187,15 +179,6 @@ def test_of_both_the_checks_tell_first(
     assert stages.called.count("verify") == 1
 
 
-def test_what_did_not_pass_is_verified_again(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
-    """A failure is not remembered as a success, though the archive is in the cache."""
-    stages.fails = "verify"
-    for _ in range(2):
-        with pytest.raises(VllmEnvError, match=r"It failed\."):
-            build(workspace, request_)
-    assert stages.called.count("verify") == 2
-
-
 def test_the_checks_tell_before_a_standin_that_cannot_be_made(
     stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,16 +207,6 @@ def test_it_is_verified_against_the_lock(
     assert [packed.environment.members for packed in stages.verified] == [members]
     assert expected.versions == small_lock().versions()
     assert expected.complete
-
-
-def test_an_unpacked_environment_is_not_packed(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
-    """--layout directory: the prefix itself is verified, served and published."""
-    result = build_all(workspace, replace(request_, layout=LAYOUTS["directory"]))
-    assert "archive" not in stages.called
-    assert (result.manifest.layout, result.manifest.named.key) == ("directory", "p")
-    assert (result.model / "vllm_env" / "bin" / "python").read_text() == "python"
-    assert not (result.model / "vllm_env.tar.gz").exists()
-    assert not build_all(workspace, replace(request_, layout=LAYOUTS["directory"])).rebuilt
 
 
 def test_the_standins_answers_are_known_and_a_named_models_are_not(
@@ -346,19 +319,6 @@ def test_an_adopted_model_is_served_itself_before_it_stands(
     assert (result.model / "config.pbtxt").is_file()
 
 
-def test_the_manifest_says_from_what_it_was_adopted(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, official: Path, tmp_path: Path
-) -> None:
-    """So that it can be adopted again, also after a plain build with another environment."""
-    result = build_all(workspace, adopted(request_, official, tmp_path / "first"))
-    assert json.loads((result.model / "vllm_env.json").read_text())["adopted_from"] == str(official)
-    stages.key = "another"
-    result = build_all(workspace, request_)
-    assert result.rebuilt
-    assert json.loads((result.model / "vllm_env.json").read_text())["adopted_from"] == str(official)
-    assert adopted(request_, official, tmp_path / "second").adoption
-
-
 def test_an_adopted_model_that_is_not_here_is_served_as_the_standin(
     stages: Stages, workspace: Workspace, request_: BuildRequest, official: Path, tmp_path: Path
 ) -> None:
@@ -369,18 +329,3 @@ def test_an_adopted_model_that_is_not_here_is_served_as_the_standin(
     build_all(workspace, adopted(request_, official, tmp_path / "second"))
     assert (stages.served[-1].own, stages.served[-1].engine_model) == ({}, str(stages.folder / "standin"))
     assert not (request_.model_folder / "vllm_engine_args.json").exists()
-
-
-@pytest.mark.parametrize("stage", ["prefix", "smoke run", "publish"])
-@pytest.mark.parametrize("error", [VllmEnvError("It failed."), KeyboardInterrupt()], ids=["failure", "interrupt"])
-def test_an_adoption_that_fails_changes_nothing(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, official: Path, tmp_path: Path, stage: str, error: BaseException
-) -> None:
-    """The official model is as it was, and there is no new one."""
-    before = {path: path.stat().st_mtime_ns for path in (official, *official.rglob("*"))}
-    stages.fails = stage
-    stages.error = error
-    with pytest.raises(type(error)):
-        build_all(workspace, adopted(request_, official, tmp_path / "first"))
-    assert {path: path.stat().st_mtime_ns for path in (official, *official.rglob("*"))} == before
-    assert not request_.model_folder.exists()

@@ -12,7 +12,6 @@ import pytest
 from support.build_stages import Stages, build_all
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout.layouts import LAYOUTS
-from vllm_env.publish.exchange import STAGING_PREFIX
 from vllm_env.sketch import BuildRequest
 
 if TYPE_CHECKING:
@@ -70,16 +69,6 @@ def test_a_new_model_for_gpus_has_two_front_ends(stages: Stages, workspace: Work
     (own / "config.pbtxt").write_text(f"# mine\n{config.read_text()}")
     build_all(workspace, replace(request_, model="own"))
     assert "count: 1" in (own / "config.pbtxt").read_text()
-
-
-def test_what_a_killed_build_has_left_is_removed(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
-    """A build that is killed after it has exchanged the folders leaves the old one."""
-    build_all(workspace, request_)
-    left = request_.repository.parent / f"{STAGING_PREFIX}12345678"
-    left.mkdir()
-    (left / "old").touch()
-    assert not build_all(workspace, request_).rebuilt
-    assert not left.exists()
 
 
 _SERVED = ["plan", "prefix", "stand-in", "smoke run"]
@@ -154,25 +143,6 @@ def test_what_was_edited_while_it_was_served_counts_as_not_served(
     if not again:
         stages.key = "another"
     stages.during = lambda: _edit(model)
-    assert build_all(workspace, request_).rebuilt is not again
-    stages.called.clear()
-    stages.during = lambda: None
-    build_all(workspace, request_)
-    assert stages.called == _SERVED
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_prompts_that_were_edited_during_the_run_count_as_not_asked(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
-) -> None:
-    """The answers are those to the prompts from before. So it is with the client and the server."""
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Hello")
-    monkeypatch.setattr("vllm_env.serve.proof.PROMPTS", prompts)
-    build_all(workspace, replace(request_, smoke=False))
-    if not again:
-        stages.key = "another"
-    stages.during = lambda: prompts.write_text("Hello again")
     assert build_all(workspace, request_).rebuilt is not again
     stages.called.clear()
     stages.during = lambda: None

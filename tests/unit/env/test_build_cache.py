@@ -1,10 +1,8 @@
-"""The build and its cache: one build at a time, what killed builds left, and what eviction leaves."""
+"""The build and its cache: what killed builds left, and what eviction leaves."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-from dataclasses import replace
 from functools import partialmethod
 from typing import TYPE_CHECKING
 
@@ -21,29 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vllm_env.base.workspace import Workspace
-
-
-def test_one_build_at_a_time_holds_the_cache(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the plan to the last stage; afterwards it is free."""
-    held: list[bool] = []
-
-    def look(*arguments: object) -> None:
-        with workspace.cache.path("build.lock").open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                held.append(True)
-            else:
-                held.append(False)
-
-    real = stages._call
-    monkeypatch.setattr(stages, "_call", lambda name: (look(), real(name)))
-    build_all(workspace, replace(request_, warm=True))
-    assert held == [True] * 9
-    look()
-    assert held[-1] is False
 
 
 def test_what_a_killed_build_staged_is_removed_first(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:

@@ -20,7 +20,7 @@ from support.listener import Listener
 from support.small_fixtures import workspace_in
 from vllm_env.base.cache import Cache
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.network import Network, NetworkError
+from vllm_env.base.network import Network
 from vllm_env.base.report import reporting_to
 from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import STUB_NAME, TritonRoot, rules_of
@@ -209,25 +209,6 @@ def test_finds_the_branch_or_a_tag_of_the_release(options: StubOptions, workspac
     mirror = shutil.copytree(options.git_url, tmp_path / "mirror")
     subprocess.run(["git", "-C", mirror / "python_backend.git", "tag", "r24.11", "r24.10"], check=True)
     check_branch(workspace, "24.11", StubOptions(str(mirror)))
-
-
-def test_offline_refuses_git_by_what_it_would_have_asked(
-    triton: TritonRoot, options: StubOptions, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`git ls-remote` is not started, also where the mirror is a folder; the branch and the repository are named."""
-    marker = tmp_path / "git-was-started"
-    (tmp_path / "programs").mkdir()
-    (tmp_path / "programs/git").write_text(f"#!/bin/sh\necho > {marker}\n")
-    (tmp_path / "programs/git").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/programs:/usr/bin:/bin")
-    offline = workspace_in(tmp_path / "cache")
-    refusal = rf"--offline: cannot look for branch r24\.10 in {options.git_url}/python_backend\.git\."
-    with pytest.raises(NetworkError, match=refusal):
-        check_branch(offline, "24.10", options)
-    with pytest.raises(NetworkError, match=refusal):
-        build_stub(offline, triton, _PYTHON, tmp_path / "env", options)
-    assert not marker.exists()
-    assert not offline.cache.path("build").exists()
 
 
 def test_a_gpus_stub_and_a_mirror_of_boost(build: Build, options: StubOptions, tools: Path) -> None:
