@@ -234,8 +234,8 @@ def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:
     # An empty entry would mean the working folder.
     path = ":".join(filter(None, folders))
     # Only the stub gets the environment's libraries. They may not fit bash.
-    script = 'LD_LIBRARY_PATH=$1 "$0"; printf "\\nstatus %s\\n" $?'
-    output = run(["bash", "-c", script, stub, path], what=f"start the stub {stub}")
+    script = 'LD_LIBRARY_PATH=$1 "$2"; printf "\\nstatus %s\\n" $?'
+    output = run(["bash", "-c", script, "bash", path, stub], what=f"start the stub {stub}")
     *lines, status = output.strip().splitlines()
     # ld.so, too, ends with status 1 if a library lacks the version of a symbol.
     refused = re.search(r"error while loading shared libraries|version `\S+' not found", output)
