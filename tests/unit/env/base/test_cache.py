@@ -103,6 +103,15 @@ def test_an_archive_is_freed_with_its_facts_and_counts_with_its_size(tmp_path: P
     assert list(archive.parent.iterdir()) == []
 
 
+def test_touch_saves_an_entry_from_eviction(tmp_path: Path) -> None:
+    """A reused entry counts as new."""
+    first, second = _prefix(tmp_path, "first", 1000, 1), _prefix(tmp_path, "second", 1000, 2)
+    cache.touch(first)
+    Cache(tmp_path).evict(set(), limit=1500)
+    assert first.exists()
+    assert not second.exists()
+
+
 def test_eviction_measures_once_an_hour(tmp_path: Path) -> None:
     """Measuring tens of gigabytes at each build would cost seconds."""
     Cache(tmp_path).evict(set(), limit=0)

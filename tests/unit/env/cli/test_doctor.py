@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
@@ -14,6 +15,7 @@ import pytest
 from support.small_fixtures import workspace_in
 from vllm_env.cli import doctor
 from vllm_env.cli.doctor import examine
+from vllm_env.cli.main import main
 from vllm_env.interpreter.find import Interpreter
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.triton.root import TritonRoot, rules_of
@@ -177,6 +179,14 @@ def test_an_nvidia_smi_that_fails_or_hangs_is_a_problem(tmp_path: Path, monkeypa
     assert finding.state == "problem"
     assert says in finding.what
     assert finding.remedy
+
+
+def test_json_lists_every_finding(capsys: pytest.CaptureFixture[str]):
+    """``doctor --json`` prints a list with state, name and remedy; nothing else on stdout."""
+    status = main(["doctor", "--json", "--profile", "cpu"])
+    findings = json.loads(capsys.readouterr().out)
+    assert {"Triton", "stub", "GPU", "ports"} <= {f["name"] for f in findings}
+    assert status == int(any(f["state"] == "problem" for f in findings))
 
 
 def test_what_compiles_at_run_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

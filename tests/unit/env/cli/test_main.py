@@ -131,6 +131,16 @@ def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, ca
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.parametrize("option", [["--jobs", "3"], ["--boost-url", "https://b"], ["--triton-git-url", "https://g"], []])
+def test_options_of_a_compiler_that_does_not_run_are_noted(
+    locked: list[str], option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stub is Triton's own. A mirror in the environment is for all builds, so nothing is said of it."""
+    monkeypatch.setenv("TRITON_GIT_URL", "https://mirror")
+    assert _run(*locked, "--profile", "cpu", *option) == 0
+    assert ("have no effect: no stub is compiled" in capsys.readouterr().err) is bool(option)
+
+
 def test_a_build_ends_with_its_answers_and_what_comes_next(
     built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -168,6 +170,25 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert parts_places.remove_unused(str(open_to_all), 0) == []
 
 
+def test_a_damaged_environment_that_is_in_use_is_passed_over(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user holds the lock for as long as it runs, so nobody can mend it: the place is given up, not tried for ever."""
+    waits: list[float] = []
+    # its own clock: other tests' threads sleep, too
+    monkeypatch.setattr(parts_unpack, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
+    used = tmp_path / "used"
+    used.mkdir(mode=0o700)
+    lock = used / f"{small.facts['key']}.lock"
+    lock.touch()
+    monkeypatch.setattr(parts_unpack, "places", lambda: [str(used)])
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        with pytest.raises(UnpackError, match=r"a running process uses .*, which is damaged"):
+            parts_unpack.find(small.facts, small.parts, lambda _: None)
+    assert len(waits) == parts_unpack._ROUNDS
+
+
 def test_a_place_from_which_nothing_may_be_run_is_passed_over(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +232,44 @@ def _warning(place: Path) -> str:
     return (
         f"{place} is on a network file system (NFS): slow starts. If this start hangs, set {VARIABLE} to a folder on a local disk"
     )
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_network_file_system_without_locks_is_passed_over(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """The log names the folder and what to do, before it waits for a lock that may never come."""
+    far, near = tmp_path / "far", tmp_path / "near"
+    monkeypatch.setattr(parts_unpack, "places", lambda: [str(far), str(near)])
+    monkeypatch.setenv(VARIABLE, str(far))
+    monkeypatch.setattr(parts_places, "_file_system", lambda place: 0x6969 if place == str(far) else 0)
+    monkeypatch.setattr(parts_unpack, "_prefix", str(small.folder))
+    monkeypatch.setattr(parts_unpack, "_package", str(small.folder / SITE / "_vllm_env_unpack"))
+    if is_there:
+        (far / KEY).mkdir(parents=True, mode=0o700)
+        (far / f"{KEY}.lock").touch()
+        parts_places.mark(str(far / KEY), synced=True)
+    told: list[str] = []
+    told_before_a_lock: list[list[str]] = []
+    lock = fcntl.flock
+
+    def no_lock_service(handle: int, operation: int) -> None:
+        if not Path(f"/proc/self/fd/{handle}").readlink().is_relative_to(far):
+            lock(handle, operation)
+            return
+        told_before_a_lock.append(list(told))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_lock_service)
+    assert parts_unpack.find(small.facts, small.parts, told.append) == str(near / KEY)
+    reason = "its files cannot be locked (No locks available); use a local disk"
+    assert f"cannot unpack in {far}: {reason}" in told
+    assert (f"cannot use {far / KEY}: {reason}" in told) == is_there
+    assert all(_warning(far) in before for before in told_before_a_lock)
+    assert told_before_a_lock
+    # Only the lock in the other folder is held. A thread still writes that environment to the disk.
+    handles = [handle.readlink() for handle in Path("/proc/self/fd").iterdir() if handle.is_symlink()]
+    assert [file for file in handles if file.is_relative_to(tmp_path) and file.suffix == ".lock"] == [near / f"{KEY}.lock"]
 
 
 @pytest.mark.parametrize(

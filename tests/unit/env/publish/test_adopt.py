@@ -225,6 +225,25 @@ def test_a_version_folder_that_is_the_model_is_read(
 
 
 @pytest.mark.usefixtures("_way")
+def test_a_target_that_came_during_the_build_is_refused(
+    workspace: Workspace, official: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build takes minutes, and two may run."""
+    staged = stage_template
+
+    def staging(*arguments: object) -> Path:
+        target.mkdir(parents=True)
+        (target / "config.pbtxt").write_text("")
+        return staged(*arguments)
+
+    monkeypatch.setitem(globals(), "stage_template", staging)
+    with pytest.raises(VllmEnvError, match="exists, and its manifest"):
+        adopt(workspace, official, target)
+    assert names(target) == {"config.pbtxt"}
+    assert (target / "config.pbtxt").read_text() == ""
+
+
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupt"])
 def test_a_publish_that_ends_early_changes_nothing(

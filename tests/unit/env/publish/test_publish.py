@@ -150,6 +150,15 @@ def test_a_missing_file_of_the_user_is_not_put_back(built: BuiltSet, repository:
     assert not (model / "vllm_engine_args.json").exists()
 
 
+def test_a_new_model_does_not_get_the_templates_caches(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:
+    """The template is a model that may have been warmed itself, for another environment and other arguments."""
+    template = tmp_path / "template"
+    shutil.copytree(_TEMPLATE, template, ignore=shutil.ignore_patterns("vllm_cache", "vllm_env*"))
+    (template / "vllm_cache").mkdir()
+    (template / "vllm_cache" / "warm.json").write_text("the template's")
+    assert not (publish(_WORKSPACE, built, repository, "vllm", template) / "vllm_cache").exists()
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_old_set_and_no_trace(
     built: BuiltSet, repository: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -226,6 +235,16 @@ def test_in_place_the_configuration_comes_after_what_it_needs(
     assert code | {"vllm_env/bin/activate", "triton_python_backend_stub"} <= then
     assert not {"config.pbtxt", "vllm_env.json"} & then
     assert (model / "vllm_env.json").is_file()
+
+
+def test_a_link_to_the_model_stays_a_link(built: BuiltSet, repository: Path, tmp_path: Path) -> None:
+    """A user may keep the model elsewhere and link it into the repository."""
+    elsewhere = publish(_WORKSPACE, built, tmp_path / "elsewhere", "vllm", _TEMPLATE)
+    repository.mkdir()
+    (repository / "vllm").symlink_to(elsewhere)
+    publish(_WORKSPACE, _built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
+    assert (repository / "vllm").is_symlink()
+    assert _tags(elsewhere) == {"two"}
 
 
 def test_a_repository_that_is_a_file_is_refused_early(tmp_path: Path) -> None:

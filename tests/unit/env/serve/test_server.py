@@ -113,6 +113,14 @@ def test_a_stub_that_cannot_start_ends_the_wait(binary: Path, monkeypatch: pytes
     assert not server.running
 
 
+def test_a_load_that_the_server_gave_up_may_be_tried_again(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 24.10 does so if the machine pauses for a second; another start may succeed, and not always the first one."""
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.2)
+    with pytest.raises(StuckStartError, match="stub ended at its start"), make(binary, "abandoned", ready_timeout=math.inf):
+        pass
+    assert (binary.parent / "log").read_text().count("the server has given this load up") == 4
+
+
 class Clock:
     """In place of the module `time`: a pause takes no time but on this clock."""
 
@@ -230,6 +238,12 @@ def test_another_server_on_the_grpc_port_is_not_taken_for_this_one(binary: Path)
     with pytest.raises(StuckStartError) as failed, server:
         pass
     assert failed.value.what.startswith(f"Another server answers on port {server.ports.grpc}")
+
+
+def test_a_port_that_tritonserver_finds_taken_costs_a_second_start(binary: Path) -> None:
+    """Its own message ends the first one."""
+    with make(binary, "taken-once") as server:
+        assert server.running
 
 
 STRANGE = ["with space", "d\N{LATIN SMALL LETTER E WITH ACUTE}j", "a;b", "it's"]
