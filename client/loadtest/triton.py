@@ -23,7 +23,7 @@ from loadtest.errors import ClientError, NoSuchModelError
 from loadtest.record import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from loadtest.endpoint import Endpoint
     from loadtest.record import Record, Request
@@ -47,9 +47,7 @@ class TritonClient:
         self._client: Any = None
         self._inputs: frozenset[str] = frozenset()
         self._outputs: list[InferRequestedOutput] = []
-        # The same for most requests of a run: the last sampling parameters with their tensor.
-        self._parameters: Mapping[str, Any] | None = None
-        self._sampling: InferInput | None = None
+        # The tensors that only depend on whether a request streams.
         self._flags: dict[bool, list[InferInput]] = {}
         self._ready = Readiness(self._require_ready, endpoint.reconnect)
 
@@ -193,7 +191,7 @@ class TritonClient:
     async def _ask(self, request: Request, record: Record) -> None:
         # 1) Send the request, and collect the pieces of its answer
         stream = self._client.stream_infer(
-            _one(self._message(request)),
+            _one(self._infer_request(request)),
             stream_timeout=self._endpoint.stream_timeout,
             headers=self._headers or None,
         )
@@ -244,18 +242,17 @@ class TritonClient:
         else:
             record.fail(code.name if code else "gRPC", details)
 
-    def _message(self, request: Request) -> dict[str, Any]:
+    def _infer_request(self, request: Request) -> dict[str, Any]:
+        """Return a request as the arguments that ``stream_infer`` takes for it."""
         text = request.prompt.encode("utf-8", errors="replace")
         inputs = [_strings("messages" if request.is_chat else "text_input", [text])]
         if request.images:
             inputs.append(_strings("image", [image.encode("ascii") for image in request.images]))
-        if request.parameters is not self._parameters or self._sampling is None:
-            sampling = json.dumps(dict(request.parameters))
-            self._parameters = request.parameters
-            self._sampling = _strings("sampling_parameters", [sampling.encode()])
+        sampling = json.dumps(dict(request.parameters))
+        inputs.append(_strings("sampling_parameters", [sampling.encode()]))
         return {
             "model_name": self._endpoint.model,
-            "inputs": [*inputs, self._sampling, *self._switches(stream=request.stream)],
+            "inputs": [*inputs, *self._switches(stream=request.stream)],
             "outputs": self._outputs,
             "request_id": str(self._endpoint.first_id + request.index),
         }
