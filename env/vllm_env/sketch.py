@@ -140,7 +140,15 @@ def find_triton(workspace: Workspace, root: Path | None, release: str = "") -> T
 
 
 def _is_elsewhere(root: Path | None, release: str) -> bool:
-    """Return whether the Triton of a given release, if any, is not the one on this machine."""
+    """Return whether the model is for a server on another machine.
+
+    This is so if the user has asked for a release, and this machine has no Triton of the user's.
+    The provisioned Triton is the build's own. It does not count, even if it is of this release.
+
+    Args:
+        root: the Triton root that the user has named, or that was found here.
+        release: the release that the user has asked for; empty if none.
+    """
     return bool(release) and root in (None, PROVISIONED)
 
 

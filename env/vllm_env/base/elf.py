@@ -73,7 +73,10 @@ def walk(folder: str) -> Iterator[tuple[str, bool]]:
 
 
 def read_dynamic_section(path: str | Path) -> DynamicSection | None:
-    """Return the dynamic section of a program or library for x86-64; None for any other file."""
+    """Return the dynamic section of a program or library for x86-64.
+
+    None for any other file, and for one that is missing or damaged. An unchanged file is read once.
+    """
     try:
         status = os.stat(path)  # noqa: PTH116
         times = (status.st_mtime_ns, status.st_ctime_ns)

@@ -14,13 +14,17 @@ _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 def environment_of(config: str) -> str:
     """Return the parameter EXECUTION_ENV_PATH of a config.pbtxt; "" if it has none.
 
+    It looks like this, and key and value may come in any order:
+    ``parameters { key: "EXECUTION_ENV_PATH" value { string_value: "PATH" } }``
+
     Args:
         config: the file's text. Only its messages and their string fields are read.
     """
     found = ""
     field = ""
     follows_string = False
-    # The string fields of the messages that are open, the innermost last.
+    # The string fields of the messages whose bracket is still open, the innermost last. The first
+    # is the file itself.
     messages: list[dict[str, str]] = [{}]
     for token in _TOKEN.finditer(config):
         if token["word"]:
@@ -33,9 +37,10 @@ def environment_of(config: str) -> str:
             messages.append({})
         elif token["bracket"] and len(messages) > 1:
             closed = messages.pop()
-            # A parameter is a message with a key and a value, in any order.
+            # 1) If this was the value of a parameter, the message around it is the parameter. Any
+            # other message gets a "value" that nobody reads.
             messages[-1]["value"] = closed.get("string_value", "")
-            # If a key is repeated, the last one counts.
+            # 2) If this was the parameter, its value is known by now. The last of several counts.
             if closed.get("key") == "EXECUTION_ENV_PATH":
                 found = closed.get("value", "")
         # A comment may be between the parts of a string.

@@ -106,16 +106,19 @@ def use(model: str, tell: Tell | None = None) -> str:
 def unpack_into(folder: str, parts: str, lock: int | None = None, packed: str = "") -> None:
     """Unpack the whole environment into an empty folder.
 
-    The packager calls this. It chooses the folder itself, checks the space, and cleans up.
+    Only the packager calls this, after it has checked the space. If this fails, the packager
+    removes the folder.
 
     Args:
         folder: the empty folder.
         parts: the folder of the parts.
-        lock: a descriptor that stays open in each process that writes to the folder.
-        packed: the folder that the parts were packed from, if it is here. Equal files become links.
+        lock: the descriptor of a locked file. The processes that write to the folder inherit it, so
+            that the lock lasts as long as they run.
+        packed: the folder that the parts were packed from; empty if it is not on this machine. A
+            file that is the same there becomes a hard link to it, which saves writing it.
 
     Raises:
-        UnpackError: a part is missing or has changed.
+        UnpackError: a part is missing or has changed, or cannot be unpacked.
         OSError: the folder cannot be written.
     """
     facts = _facts()

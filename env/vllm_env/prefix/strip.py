@@ -175,17 +175,23 @@ def _at(stream: BinaryIO, offset: int, length: int) -> bytes:
 
 
 def _droppable(elf: _Elf) -> set[int]:
-    """Return the indices of symbol tables, their string tables and debug sections."""
+    """Return the indices of symbol tables, their string tables and debug sections.
+
+    None of them is loaded: ld.so reads the loaded symbols (.dynsym) and their strings.
+    """
     sections = elf.sections
-    # Section 0 is a placeholder. The loaded symbols (.dynsym) are the ones that ld.so reads.
-    free = {i for i, section in enumerate(sections) if i and not section.is_loaded}
-    symbols = {i for i in free if sections[i].kind == _SYMBOLS}
-    strings = {sections[i].link for i in symbols if sections[sections[i].link].kind == _STRINGS}
+    # Section 0 is a placeholder.
+    not_loaded = {i for i, section in enumerate(sections) if i and not section.is_loaded}
+    symbols = {i for i in not_loaded if sections[i].kind == _SYMBOLS}
+    # A symbol table links to the section with the names of its symbols.
+    linked = {sections[i].link for i in symbols}
+    strings = {i for i in linked if sections[i].kind == _STRINGS}
     # The names of the sections may be in the same table, which then stays.
     strings.discard(elf.header.names_at)
-    extended = {i for i in free if sections[i].kind == _SYMBOL_SECTIONS}
-    debug = {i for i in free if elf.names[i].startswith(_DEBUG)}
-    return (symbols | strings | extended | debug) & free
+    extended = {i for i in not_loaded if sections[i].kind == _SYMBOL_SECTIONS}
+    debug = {i for i in not_loaded if elf.names[i].startswith(_DEBUG)}
+    # A string table may be loaded although its symbol table is not.
+    return symbols | extended | debug | (strings & not_loaded)
 
 
 def _require_known(elf: _Elf, stream: BinaryIO) -> None:

@@ -188,9 +188,10 @@ def engine_args(request: SmokeRequest) -> dict[str, Any]:
         # A larger cache took 10 s of each start. On a CPU vLLM fills it with zeros. On a GPU it had
         # nine million blocks, each a Python object.
         arguments["kv_cache_memory_bytes"] = 2**30
-    elif request.gpu:
-        return arguments
-    return {**arguments, "dtype": "float16" if request.gpu else "float32"}
+    # On a GPU, a model from the hub has its own type.
+    if _is_local(request) or not request.gpu:
+        arguments["dtype"] = "float16" if request.gpu else "float32"
+    return arguments
 
 
 def server_environment(request: SmokeRequest) -> dict[str, str]:

@@ -88,6 +88,7 @@ def _installed(packages: Path) -> dict[str, str]:
 
 
 def _check_distributions(installed: dict[str, str], expected: Expected) -> None:
+    """Check that the distributions work with the stub, and are those of the lock."""
     check_versions(installed, expected.release)
     wrong = differing(installed, expected.versions)
     if expected.complete:

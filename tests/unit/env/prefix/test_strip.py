@@ -74,6 +74,19 @@ def test_only_symbols_and_debug_information_go(library: Path, compiled: Path) ->
             assert ELFFile(new).get_section_by_name(name).data() == ELFFile(old).get_section_by_name(name).data()
 
 
+@pytest.mark.parametrize("shared", [".shstrtab", ".dynstr"])
+def test_a_table_of_names_that_something_else_needs_stays(library: Path, shared: str) -> None:
+    """The symbols may share it with the sections, or with the loaded symbols."""
+    names = list(_sections(library))
+    data = bytearray(library.read_bytes())
+    link = int.from_bytes(data[40:48], "little") + 64 * names.index(".symtab") + 40
+    data[link : link + 4] = names.index(shared).to_bytes(4, "little")
+    library.write_bytes(data)
+    assert strip_symbols(library) > 200_000
+    assert ".symtab" not in _sections(library)
+    assert shared in _sections(library)
+
+
 def test_tools_find_nothing_to_complain_about(library: Path, compiled: Path) -> None:
     """Binutils reads the new table; exported symbols with their versions are those of before."""
     strip_symbols(library)

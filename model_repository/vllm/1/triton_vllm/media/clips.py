@@ -41,7 +41,7 @@ def check_videos(limits: Limits, videos: Sequence[tuple[str, bytes]]) -> None:
 
 
 def _check(limits: Limits, name: str, data: bytes) -> int:
-    """Check one video; return the pixels of one frame."""
+    """Refuse a video above the limits; return the pixels of one frame, or 0 without OpenCV."""
     try:
         header = read_header(data)
     except ValueError:
@@ -51,10 +51,9 @@ def _check(limits: Limits, name: str, data: bytes) -> int:
     # Without OpenCV, vLLM uses another decoder or refuses the video.
     if header is None:
         return 0
-    if (
-        not (header.frames and header.width and header.height)
-        or header.rate >= GUESSED_FRAMES_PER_S
-    ):
+    is_complete = header.frames and header.width and header.height
+    rate_is_guessed = header.rate >= GUESSED_FRAMES_PER_S
+    if not is_complete or rate_is_guessed:
         # E.g. a browser's recording, which is written before its length is known. A decoder that
         # counts frames by decoding would have no limit. vLLM's usual decoder would show the model
         # only the first frame.

@@ -20,20 +20,23 @@ _SERVER_PROGRAM = "tritonserver"
 def find(server: int, variables: Mapping[str, str]) -> str:
     """Return the release of a server, such as ``24.10``, or an empty string if it is not known.
 
+    The files in the server's root come first, then the variables of NVIDIA's container.
+
     Args:
         server: the server's process id.
-        variables: those of this process, which the server has passed on.
+        variables: the environment variables of this process, which has them from the server.
     """
     # The packager finds a root's release in the same places (vllm_env/triton/root.py).
     root = _root(server)
-    # A Triton that a user has mounted into a container is not of the container's release.
-    said = variables if root == CONTAINER_ROOT else {}
-    release = _content(root / "RELEASE") or said.get("NVIDIA_TRITON_SERVER_VERSION", "")
+    # The variables say which Triton is in the container's root. A Triton that a user has mounted
+    # elsewhere may be of another release.
+    about_root = variables if root == CONTAINER_ROOT else {}
+    release = _content(root / "RELEASE") or about_root.get("NVIDIA_TRITON_SERVER_VERSION", "")
     if re.fullmatch(r"\d\d\.\d\d", release):
         return release
     version = _content(root / "TRITON_VERSION")
     for name in ("TRITON_VERSION", "TRITON_SERVER_VERSION"):
-        version = version or said.get(name, "")
+        version = version or about_root.get(name, "")
     return release_of(version)
 
 
