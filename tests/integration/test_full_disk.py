@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.patience import wait_for
+from support.small_disk import small_disk
 from support.thin_builds import fill_cache, finished_lab, make_thin_lab
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from support.chaos_lab import Lab
@@ -31,21 +31,6 @@ done
 exec "$@"
 """
 _SMALL_TMP = ["unshare", "--mount", "sh", "-ec", _MOUNT_SMALL_TMP, "sh"]
-
-
-@contextlib.contextmanager
-def _small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a tmpfs of ``size``; skip the test where that is not permitted."""
-    folder.mkdir(parents=True)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=False)
 
 
 def _take_the_rest(folder: Path) -> None:
@@ -75,7 +60,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def test_a_cache_that_is_too_small_is_refused_before_the_long_work(lab: Lab, thin_channel: Path) -> None:
     """Both figures and the remedy; no prefix is begun; the repository is not even made."""
-    with _small_disk(lab.cache, "300m"):
+    with small_disk(lab.cache, "300m"):
         fill_cache(thin_channel, lab.cache)
         build = lab.start()
         assert build.wait() == 1
@@ -87,7 +72,7 @@ def test_a_cache_that_is_too_small_is_refused_before_the_long_work(lab: Lab, thi
 
 def test_a_cache_that_fills_up_meanwhile_is_a_clean_error(lab: Lab, thin_channel: Path) -> None:
     """Somebody else takes the space during the prefix stage: exit 1, the cause, nothing left; with space it goes on."""
-    with _small_disk(lab.cache, "7g"):
+    with small_disk(lab.cache, "7g"):
         fill_cache(thin_channel, lab.cache)
         build = lab.start()
         build.wait_for("prefix …")
@@ -111,7 +96,7 @@ def test_a_repository_without_space_is_as_before(finished: Lab) -> None:
     lab = finished
     size = sum(path.stat().st_size for path in lab.model.rglob("*") if path.is_file())
     shutil.rmtree(lab.repository)
-    with _small_disk(lab.repository, f"{size * 3 // 2}"):
+    with small_disk(lab.repository, f"{size * 3 // 2}"):
         lab.finish()
         before = _digests(lab.repository)
         lab.targets.reverse()
@@ -149,7 +134,7 @@ def test_a_tmp_too_small_for_the_smoke_run_is_refused_before_the_long_work(finis
 def test_a_full_folder_for_temporary_files_is_named_or_not_needed(lab: Lab, thin_channel: Path) -> None:
     """TMPDIR has no byte left: the build says so, or ends well because it stages in the cache."""
     fill_cache(thin_channel, lab.cache)
-    with _small_disk(lab.temporary, "64k"):
+    with small_disk(lab.temporary, "64k"):
         with contextlib.suppress(OSError), (lab.temporary / "fill").open("wb") as sink:
             sink.write(b"x" * 2**20)
         build = lab.start()

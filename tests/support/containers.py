@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import re
 import shlex
 import shutil
+import socket
 import string
 import subprocess
 import tempfile
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.patience import wait_for
 from support.repositories import BUILD_SECONDS, CHECKOUT, triton_root
 from support.small_fixtures import workspace_in
 from vllm_env.base.network import Network
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _TOOLS = ("podman", "runc", "conmon", "netavark", "iptables", "mmdebstrap")
+_REGISTRY_TOOLS = ("docker-registry", "skopeo", "umoci")
 _DEBIAN = "bookworm"
 _PACKAGES = ("python3", "python3-pip", "python3-venv", "libpython3.11", "ca-certificates")
 _PATH = "/opt/tritonserver/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -38,21 +42,54 @@ _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 _OFFICIAL = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 
 
-@functools.cache
 def require_podman() -> None:
     """Install podman and what makes its images where root can; skip the test, with apt's reason, where it cannot be had."""
-    if all(shutil.which(tool, path=_search_path()) for tool in ("podman", "runc", "mmdebstrap", "iptables")):
+    _require(("podman", "runc", "mmdebstrap", "iptables"), _TOOLS)
+
+
+def require_registry() -> None:
+    """Do the same for a registry and two programs that copy and read images."""
+    _require(_REGISTRY_TOOLS, _REGISTRY_TOOLS)
+
+
+@functools.cache
+def _require(programs: tuple[str, ...], packages: tuple[str, ...]) -> None:
+    if all(shutil.which(program, path=_search_path()) for program in programs):
         return
     if os.geteuid() != 0:
-        pytest.skip("podman is not installed, and only root can install it")
-    install = ["apt-get", "install", "--yes", "--no-install-recommends", *_TOOLS]
+        pytest.skip(f"{programs[0]} is not installed, and only root can install it")
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
     try:
         update = subprocess.run(["apt-get", "update"], capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
         done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
     except FileNotFoundError:
-        pytest.skip("podman is not installed, and there is no apt-get to install it")
+        pytest.skip(f"{programs[0]} is not installed, and there is no apt-get to install it")
     if done.returncode != 0:
-        pytest.skip(f"podman cannot be installed: {(update.stderr + done.stderr).strip()[-500:]}")
+        pytest.skip(f"{programs[0]} cannot be installed: {(update.stderr + done.stderr).strip()[-500:]}")
+
+
+@contextlib.contextmanager
+def registry(folder: Path) -> Iterator[str]:
+    """Run an image registry on 127.0.0.1 until the block ends; yield its address."""
+    require_registry()
+    port = free_ports().http
+    settings = folder / "registry.yml"
+    storage = json.dumps({"filesystem": {"rootdirectory": str(folder / "registry")}})
+    settings.write_text(f"version: 0.1\nstorage: {storage}\nhttp: {{addr: '127.0.0.1:{port}'}}\n")
+    with (folder / "registry.log").open("wb") as log:
+        server = subprocess.Popen(["docker-registry", "serve", settings], stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_for(lambda: _answers(port) or server.poll() is not None, "the registry")
+        assert server.poll() is None, (folder / "registry.log").read_text()
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @functools.cache

@@ -5,10 +5,11 @@ are renamed into place at the end.
 """
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import UsageError
+from .errors import UsageError, VllmEnvError
 from .filesystem import (
     give,
     give_tree,
@@ -22,6 +23,7 @@ from .interrupts import interrupts_held
 from .locks import locked_folder, remove_unlocked
 
 _SCRATCH = ".vllm_env."
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The contents, in a scratch folder.
 _MADE = "made"
 # Next to the contents, from the moment in which they are renamed.
@@ -62,6 +64,7 @@ def filled(folder: Path, last: str) -> Iterator[tuple[Path, Path]]:
 
     Raises:
         UsageError: another program has put a file into the folder meanwhile.
+        VllmEnvError: the file system is full.
     """
     owner = owner_of(folder)
     existed = folder.exists()
@@ -75,11 +78,16 @@ def filled(folder: Path, last: str) -> Iterator[tuple[Path, Path]]:
             make_readable(made)
             give_tree(made, owner)
             _place(made, folder, last)
-    except BaseException:
+    except BaseException as error:
         # What others have put there meanwhile stays.
         if not existed:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise VllmEnvError(
+                f"{folder} cannot be filled: {error.strerror}.",
+                remedy="Free some space, or name a folder on another file system.",
+            ) from error
         raise
     # A folder that was there keeps its mode: it may belong to another user.
     if not existed:

@@ -43,7 +43,8 @@ _MEANING = {
     r"Unrecognized archive format": (
         "Triton reads tar archives, compressed with gzip or not at all."
     ),
-    r"No space left|disk full": _DISK_FULL,
+    # archive_write_disk_posix.c says only this if write(2) fails.
+    r"No space left|disk full|Write failed": _DISK_FULL,
 }
 
 
