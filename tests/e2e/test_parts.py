@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.bucket import as_from_bucket
 from support.mapped import libraries_of, programs_of
 from support.model_control import GIVEN_UP
 from support.official_folder import make_official, snapshot
@@ -93,11 +94,8 @@ def test_a_model_that_imports_vllm_itself_finds_it_and_the_next_start_unpacks_no
     (tree,) = trees_in(place)
     before = {path: path.lstat().st_ino for path in tree.rglob("*.so*")}
 
-    def without_modes(model: Path) -> None:
-        """As Triton copies a repository from an object store; it makes the stub executable again."""
-        (model / "triton_python_backend_stub").chmod(0o644)
-
-    with serve(in_parts, as_built=True, environment=unpacking_in(place), prepare=without_modes) as server:
+    # Triton makes the stub executable again.
+    with serve(in_parts, as_built=True, environment=unpacking_in(place), prepare=as_from_bucket) as server:
         assert answer(server) == ANSWER
         assert lines(server, UNPACKING) == 0
         assert lines(server, FOUND) >= lines(server, STARTING) >= 1

@@ -55,6 +55,20 @@ def test_an_unpacked_environment_and_no_manifest_pass(model):
     assert log.warnings == []
 
 
+@pytest.mark.parametrize("lost", ["mode", "link"])
+def test_an_unpacked_environment_from_an_object_store_is_refused(model, lost):
+    """The message says which layout comes through one."""
+    (model / "vllm_env.tar.gz").unlink()
+    python = model / "vllm_env.tar.gz/bin/python"
+    python.parent.mkdir(parents=True)
+    (python.parent / "python3.11").touch(0o755)
+    python.symlink_to("python3.11")
+    check(model, "24.10", FakeLog())
+    python.resolve().chmod(0o644) if lost == "mode" else python.unlink()
+    with pytest.raises(ConfigError, match=r"bin/python is no program: .* --layout parts$"):
+        check(model, "24.10", FakeLog())
+
+
 def test_a_broken_manifest_is_refused(model):
     """It says which file."""
     (model / "vllm_env.json").write_text("{")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import ConfigError
@@ -33,8 +34,9 @@ def check(model_dir: Path, server: str, log: Log) -> None:
         log: reports what the model was built for, and what cannot be compared.
 
     Raises:
-        ConfigError: the manifest cannot be read, a file's size differs from the manifest, or the
-            model was built for another release of Triton.
+        ConfigError: the manifest cannot be read, a file's size differs from the manifest, an
+            unpacked environment has no program, or the model was built for another release of
+            Triton.
     """
     path = model_dir / FILE_NAME
     # A model that was made by hand has no manifest.
@@ -49,6 +51,7 @@ def check(model_dir: Path, server: str, log: Log) -> None:
         raise ConfigError(f"{path} holds no JSON object; {REMEDY}")
     for part in ("archive", "stub"):
         _compare(model_dir, manifest.get(part) or {})
+    _require_program(model_dir, manifest.get("archive") or {})
     _compare_releases(manifest, server, log)
     vllm = manifest.get("vllm") or {}
     commit = f" (commit {vllm['commit']})" if vllm.get("commit") else ""
@@ -70,6 +73,19 @@ def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
         raise ConfigError(
             f"{file} has {size} bytes, but {FILE_NAME} says {expected}: "
             f"it belongs to another build; {REMEDY}"
+        )
+
+
+def _require_program(model_dir: Path, entry: dict[str, Any]) -> None:
+    """Raise a ConfigError if an unpacked environment has lost its modes or links."""
+    folder = model_dir / str(entry.get("name"))
+    python = folder / "bin" / "python"
+    # vLLM's processes start it. Where PATH has another Python, the stub has ended before this line:
+    # see docs/troubleshooting.md.
+    if folder.is_dir() and not os.access(python, os.X_OK):
+        raise ConfigError(
+            f"{python} is no program: an object store keeps neither modes nor links, so the layout "
+            "`directory` cannot come from one; build the model with --layout parts"
         )
 
 
