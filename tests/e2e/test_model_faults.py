@@ -53,11 +53,12 @@ def fails(owner, name, place):
 
 submit, use = Runner.submit, Runner.use
 
-def begin(self, job):
-    place = job.request.text.split()[0]
+def begin(self, order, delivery):
+    place = order.request.text.split()[0]
     left[place] = 3 if place == "watch" else 1
-    submit(self, job)
+    job = submit(self, order, delivery)
     self._loop.call_soon_threadsafe(fail, "loop")
+    return job
 
 def start(self, llm, facts):
     use(self, llm, facts)

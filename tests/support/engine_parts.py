@@ -140,7 +140,7 @@ class LoopClock:
 
 
 def added(engine, j):
-    engine.runner.submit(j)
+    j.submit(engine)
     llm = Llm.started[-1]
     wait_for(lambda: j.id in llm.collectors and "put" in vars(llm.collectors[j.id]), "the request in the engine")
     return llm, llm.collectors[j.id].put

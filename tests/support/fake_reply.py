@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from triton_vllm.answer import Reply
-from triton_vllm.job import Job
+from triton_vllm.engine.order import Order
+from triton_vllm.operator.request import OperatorRequest
+from triton_vllm.reply.reply import Reply
+
+if TYPE_CHECKING:
+    from triton_vllm.engine.job import Job
 
 
 class FakeChannel:
@@ -52,14 +56,49 @@ class Joined:
         return list(outputs)
 
 
-def fake_job(channel: FakeChannel | None = None, *, assembler: Any = None, timeout: int = 0, stream: bool = False) -> Job:
-    """Return a job that asks for nothing in particular."""
-    request: Any = SimpleNamespace(priority=0, timeout=timeout, stream=stream)
-    return Job(request, None, fake_reply(channel, assembler=assembler))
+class Asked:
+    """A request for an engine; what its reply gets goes into the queue of the engine that it is submitted to.
+
+    Attributes:
+        order: what is asked of vLLM.
+        reply: the answer.
+        job: the engine's record of it.
+    """
+
+    job: Job[Reply]
+
+    def __init__(self, order: Order, reply: Reply) -> None:
+        self.order, self.reply = order, reply
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    def submit(self, engine: Any) -> None:
+        def lane(reply: Reply) -> None:
+            reply.queued = False
+            engine.got.put((reply, reply.pending.pop()))
+
+        self.reply.lane = lane
+        self.job = engine.runner.submit(self.order, self.reply)
 
 
-def fake_reply(channel: FakeChannel | None = None, *, assembler: Any = None) -> Reply:
+def fake_order(*, timeout: int = 0, stream: bool = False, lora_name: str | None = None, n: int = 1) -> Order:
+    """Return an order that asks for nothing in particular."""
+    request: Any = SimpleNamespace(priority=0, timeout=timeout, stream=stream, lora_name=lora_name)
+    return Order(request, SimpleNamespace(n=n))
+
+
+def fake_operation(operation: str, **arguments: Any) -> Asked:
+    """Return an operator's request."""
+    return Asked(Order(OperatorRequest(operation, arguments)), fake_reply())
+
+
+def fake_job(channel: FakeChannel | None = None, *, bulky: bool = False, **asked: Any) -> Asked:
+    """Return a request that asks for nothing in particular."""
+    return Asked(fake_order(**asked), fake_reply(channel, bulky=bulky))
+
+
+def fake_reply(channel: Any = None, *, assembler: Any = None, lane: Any = None, **options: Any) -> Reply:
     """Return an open reply."""
-    reply = Reply(channel or FakeChannel())
-    reply.assembler = assembler or Joined()
-    return reply
+    return Reply(channel or FakeChannel(), assembler or Joined(), lane or (lambda _: None), **options)

@@ -16,30 +16,35 @@ if TYPE_CHECKING:
 
 _CODE = """
 import time
+from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.runner import Runner
 
 _out = open(__FILE__, "a", buffering=1)
 _texts = {}
 _begun = set()
-_submit, _use, _take, _finish = Runner.submit, Runner.use, Runner._take, Runner._finish
+_submit, _use, _begin, _take, _end = Runner.submit, Runner.use, Runner._begin, Runner._take, Jobs.end
 
 def note(what, text):
     _out.write(f"{what} {text.split()[0]} {time.monotonic()!r}" + chr(10))
 
-def submit(self, job):
-    _texts[job.id] = job.request.text
-    note("taken", job.request.text)
-    _submit(self, job)
+def submit(self, order, delivery):
+    _texts[delivery] = order.request.text
+    note("taken", order.request.text)
+    return _submit(self, order, delivery)
+
+def begin(self, job, order):
+    _texts[job.id] = order.request.text
+    _begin(self, job, order)
 
 def take(self, job, item):
-    if job.id in _texts and job.id not in _begun:
+    if job.id not in _begun:
         _begun.add(job.id)
-        note("begun", job.request.text)
+        note("begun", _texts[job.id])
     _take(self, job, item)
 
-def finish(self, job, last):
-    note("ended", job.request.text)
-    _finish(self, job, last)
+def end(self, job, last):
+    note("ended", _texts[job.delivery])
+    _end(self, job, last)
 
 def use(self, llm, facts):
     _use(self, llm, facts)
@@ -49,7 +54,7 @@ def use(self, llm, facts):
         note("aborted", _texts[request_id])
     llm.abort = noted
 
-Runner.submit, Runner.use, Runner._take, Runner._finish = submit, use, take, finish
+Runner.submit, Runner.use, Runner._begin, Runner._take, Jobs.end = submit, use, begin, take, end
 """
 
 

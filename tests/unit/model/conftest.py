@@ -32,7 +32,7 @@ def started():
     Llm.started, Llm.fail_starts = [], 0
     engines = []
 
-    def start(*, restart=True, limits=USUAL, **pace):
+    def start(*, restart=True, limits=USUAL, store=None, **pace):
         vllm: Any = SimpleNamespace(
             AsyncEngineArgs=lambda **_: None,
             AsyncLLM=Llm,
@@ -50,8 +50,9 @@ def started():
         got: queue.Queue[Any] = queue.Queue()
         paced = replace(PACE, restart=restart, **pace)
         prompter: Any = Prompter()
-        engine = Engine(vllm, Sole(vllm, {}), prompter, log=Log(), limits=limits, pace=paced)
-        engine.start(lambda j, item: got.put((j, item)))
+        engine = Engine(vllm, Sole(vllm, {}), prompter, store, log=Log(), limits=limits, pace=paced)
+        engine.start()
+        engine.got = got  # type: ignore[attr-defined]  # where a test's requests put what they get
         engines.append(engine)
         return engine, got
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from triton_vllm.startup.interpreter import SWITCH_INTERVAL_S
-
 ROOT = Path(__file__).parents[3]
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("model_repository/vllm/1", "tests"))
 PRELUDE = """
@@ -74,70 +72,6 @@ def run(tmp_path):
         return json.loads(done.stdout)
 
     return run
-
-
-LIFE = """
-ARGS["model_config"] = json.dumps({
-    **COMPLETED,
-    "parameters": {"RESPONSE_SENDER_THREADS": {"string_value": "2"}},
-})
-model.initialize(ARGS)
-ready = model.is_ready()
-runner, jobs = model._service._model.engine.runner, []
-submit = runner.submit
-runner.submit = lambda job: (jobs.append(job), submit(job))
-stream, whole = request("a b c", stream=np.array([True])), request("a b c")
-wrong = request("a", stream=np.array([b"maybe"], np.object_))
-model.execute([stream, wrong, whole])
-answered(stream, whole, wrong)
-during, switch, lanes = threads(), sys.getswitchinterval(), [job.reply.lane for job in jobs]
-model.finalize()
-finals = [[flags for _, flags in r.sender.sent].count(fake_triton.FINAL) for r in (stream, whole, wrong)]
-print(json.dumps({
-    "ready": ready, "stream": "".join(pieces(stream)), "whole": pieces(whole), "wrong": errors(wrong), "finals": finals,
-    "during": during, "switch": switch, "lanes": lanes,
-    "after": threads(), "ready_after": model.is_ready(), "log": log,
-}))
-"""
-
-
-REFUSED = """
-model.initialize(ARGS)
-wrong, good = request("a", stream=np.array([b"maybe"], np.object_)), request("a b")
-def broken(response=None, flags=0):
-    raise RuntimeError("Failed to increase the shared memory pool size")
-wrong.sender.send = broken
-model.execute([wrong, good])
-answered(good)
-model.finalize()
-print(json.dumps({"good": pieces(good), "log": log}))
-"""
-
-
-def test_a_refusal_that_cannot_be_sent_is_logged_and_the_others_are_answered(run):
-    """Triton passes several requests in one call."""
-    seen = run(REFUSED, model="echo")
-    assert seen["good"] == ["a b"]
-    assert any("refusal not sent: RuntimeError" in text for _, text in seen["log"])
-
-
-def test_a_model_is_loaded_serves_and_is_unloaded(run):
-    """Each request is answered with one final response; after the unload no thread is left."""
-    seen = run(LIFE, model="echo")
-    assert seen["ready"] is True
-    assert (seen["stream"], seen["whole"]) == ("abc", ["a b c"])
-    assert [code for code, _ in seen["wrong"]] == ["INVALID_ARG"]
-    assert seen["finals"] == [1, 1, 1]
-    assert {"triton-cancel", "triton-engine"} <= {*seen["during"]}
-    assert any(name.startswith("triton-send") for name in seen["during"])
-    assert seen["lanes"] == [0, 1]
-    assert seen["switch"] == pytest.approx(SWITCH_INTERVAL_S)
-    assert seen["after"] == []
-    assert seen["ready_after"] is False
-    said = "\n".join(text for _, text in seen["log"])
-    for part in ("importing vLLM", "vLLM 0.0 from /nowhere/vllm", "ready after", "tasks: generate", "unloaded"):
-        assert part in said
-    assert {level for level, _ in seen["log"]} == {"info"}
 
 
 GROUPS = """
@@ -199,15 +133,6 @@ except Exception as error:
 """
 
 
-def test_a_load_that_fails_says_why_and_leaves_no_thread(run):
-    """Triton shows the reason; the whole traceback is in the log."""
-    seen = run(FAILS, model="fails")
-    assert seen["kind"] == "ConfigError"
-    assert seen["text"].endswith("model 'fails': RuntimeError: no memory")
-    assert seen["after"] == []
-    assert any(level == "error" and "Traceback" in text for level, text in seen["log"])
-
-
 SMALL_MEMORY = """
 import os
 from types import SimpleNamespace
@@ -230,127 +155,14 @@ def test_a_load_for_which_shared_memory_is_too_small_says_so(run):
     assert "docker run --shm-size=1g" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"model": "echo", "distributed_executor_backend": "ray"}, "does not support ray"),
-        ({"model": "echo", "modle": 1}, "did you mean 'model'?"),
-    ],
-)
-def test_wrong_engine_arguments_are_refused_before_the_engine_starts(run, arguments, text):
-    """Starting it takes minutes and its own words are in the log alone."""
-    seen = run(FAILS, **arguments)
-    assert (seen["kind"], text in seen["text"], seen["after"]) == ("ConfigError", True, [])
-    assert not any("starting the engine" in line for _, line in seen["log"])
-
-
-CANCELLED = """
-model.initialize(ARGS)
-class Never:
-    async def make(self, llm, request):
-        import asyncio
-        await asyncio.sleep(3600)
-model._service._model.engine.runner._prompter = Never()
-given_up = request("a b c")
-model.execute([given_up])
-given_up.sender.cancelled = True
-answered(given_up)
-model.finalize()
-print(json.dumps({"errors": errors(given_up)}))
-"""
-
-
-def test_a_request_that_the_client_gives_up_is_told_so(run):
-    """The watch finds it though no other request comes, and the answer is CANCELLED."""
-    assert run(CANCELLED, model="echo")["errors"] == [["CANCELLED", "Request was cancelled"]]
-
-
-DEAD = """
-unloaded = []
-for parameters in ({"ENABLE_VLLM_HEALTH_CHECK": {"string_value": "true"}}, {}):
-    ARGS["model_config"] = json.dumps({**COMPLETED, "parameters": parameters})
-    model = TritonPythonModel()
-    model.initialize(ARGS)
-    model._service._model.engine.runner.llm.errored = True
-    late = request("a")
-    model.execute([late])
-    answered(late)
-    unloaded.append([errors(late), [*triton.unloaded], any("model will be unloaded" in text for _, text in log)])
-    model.finalize()
-    triton.unloaded.clear()
-    log.clear()
-print(json.dumps(unloaded))
-"""
-
-
-def test_a_dead_engine_may_have_the_model_unloaded(run):
-    """Only where the operator wants that: else the engine is started again."""
-    told = [["UNAVAILABLE", "Model is unavailable due to unhealthy vLLM engine"]]
-    assert run(DEAD, model="echo") == [[told, ["mine"], True], [told, [], False]]
-
-
-UNHEALTHY = """
-from support import fake_vllm
-
-seen = []
-for parameters, refuses in (
-    ({"ENABLE_VLLM_HEALTH_CHECK": {"string_value": "true"}}, False),
-    ({"ENABLE_VLLM_HEALTH_CHECK": {"string_value": "true"}}, True),
-    ({"ENABLE_VLLM_HEALTH_CHECK": {"string_value": "true"}, "RESTART_DEAD_ENGINE": {"string_value": "true"}}, False),
-    ({}, False),
-):
-    checks = []
-
-    async def check_health(self):
-        checks.append(self)
-        if len(checks) > 1:
-            raise RuntimeError("simulated")
-
-    def unload(name):
-        triton.unloaded.append(name)
-        if refuses:
-            raise triton.TritonModelException("not allowed")
-
-    fake_vllm.AsyncLLM.check_health = check_health
-    triton.unload_model = unload
-    ARGS["model_config"] = json.dumps({**COMPLETED, "parameters": parameters})
-    model = TritonPythonModel()
-    model.initialize(ARGS)
-    for number in range(2):
-        asked = request("a")
-        model.execute([asked])
-        answered(asked)
-    seen.append([errors(asked), [*triton.unloaded], [text for _, text in log if "unloaded" in text]])
-    model.finalize()
-    triton.unloaded.clear()
-    log.clear()
-print(json.dumps(seen))
-"""
-
-
-def test_vllms_own_health_check_may_have_the_model_unloaded(run):
-    """The second of two requests meets a check that fails; a server that refuses to unload tells the log, not the client."""
-    told = [["UNAVAILABLE", "Model is unavailable due to unhealthy vLLM engine"]]
-    unloading = "[mine] [vllm] Engine is not healthy and model will be unloaded"
-    refused = (
-        "[mine] the model was not unloaded: not allowed; tritonserver unloads models only with --model-control-mode=explicit"
-    )
-    assert run(UNHEALTHY, model="echo") == [
-        [told, ["mine"], [unloading]],
-        [told, ["mine"], [unloading, refused]],
-        [told, [], []],
-        [[], [], []],
-    ]
-
-
 PARSERS = """
 import triton_vllm.service as service
 assembler, broken = service.assembler, [KeyError("secret")]
 
-def fails_once(job):
+def fails_once(order):
     if broken:
         raise broken.pop()
-    return assembler(job)
+    return assembler(order)
 
 service.assembler = fails_once
 model.initialize(ARGS)
@@ -368,34 +180,6 @@ def test_an_unexpected_error_refuses_one_request_alone(run):
     """Its reason is in the log and not in the answer; the next request of the batch is served."""
     told = [["INTERNAL", "the request could not be prepared; the server's log has the details"]]
     assert run(PARSERS, model="echo") == [told, told, ["b"], ["KeyError", "ZeroDivisionError"]]
-
-
-UNLOADED = """
-ARGS["model_config"] = json.dumps({
-    **COMPLETED, "parameters": {"UNLOAD_GRACE_SECONDS": {"string_value": "0.25"}},
-})
-model.initialize(ARGS)
-class Never:
-    async def make(self, llm, request):
-        import asyncio
-        await asyncio.sleep(3600)
-model._service._model.engine.runner._prompter = Never()
-late, graces = request("a b c"), []
-stop = model._service._model.engine.stop
-model._service._model.engine.stop = lambda grace_s: (graces.append(grace_s), stop(grace_s))
-model.execute([late])
-model.finalize()
-print(json.dumps({"errors": errors(late), "graces": graces, "after": threads()}))
-"""
-
-
-def test_what_is_in_flight_at_an_unload_is_answered_first(run):
-    """After the grace period the rest is told; nothing is left without an answer."""
-    seen = run(UNLOADED, model="echo")
-    assert [code for code, _ in seen["errors"]] == ["UNAVAILABLE"]
-    assert "unloaded" in seen["errors"][0][1]
-    assert seen["graces"] == [0.25]
-    assert seen["after"] == []
 
 
 STATISTICS = """

@@ -1,6 +1,6 @@
 """Load the model, then pass each request from room to room; only ``model.py`` imports this.
 
-``request`` makes a job, ``engine`` runs it, ``reply`` sends its outputs.
+``request`` makes an order, ``engine`` runs it, ``reply`` sends its outputs.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from triton_vllm.answer import Reply
 from triton_vllm.base import official, triton
 from triton_vllm.base.errors import AdapterError, ConfigError, InternalError
-from triton_vllm.engine.gate import Gate
+from triton_vllm.reply.reply import Reply, give_up
 from triton_vllm.reply.response import assembler
 from triton_vllm.request.admit import Admission, Policy
 from triton_vllm.startup import interpreter
@@ -56,7 +55,7 @@ class Service:
         self._errors_apart = prepared.server >= triton.ERRORS_APART_SINCE
         self._admission = Admission(
             vllm=prepared.vllm,
-            gate=Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=when_dead),
+            gate=engine.gate(when_dead),
             facts=engine.facts,
             find_adapter=prepared.adapters.find,
             policy=Policy(
@@ -78,7 +77,7 @@ class Service:
         engine = self._model.engine
         limits = prepared.settings.limits
         # An unload waits for the server, and this gate is asked in the event loop.
-        gate = Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=None)
+        gate = engine.gate(when_dead=None)
         try:
             engine.attach(
                 start.server(
@@ -113,33 +112,32 @@ class Service:
             self._model.outbox.later(),
             errors_apart=self._errors_apart,
         )
-        reply = Reply(channel)
         try:
-            job = self._admission.admit(request, reply)
-            reply.assembler = assembler(job)
+            order = self._admission.admit(request)
+            builder = assembler(order)
         except AdapterError as error:
-            self._refuse(reply, error)
+            self._refuse(channel, error)
             return
         # vLLM's parsers, which the assembler opens, may raise anything.
         except Exception as error:  # noqa: BLE001
             # The client gets no details: they may be the server's own.
             self._log.error(f"request refused: {type(error).__name__}: {error}")
             text = "the request could not be prepared; the server's log has the details"
-            self._refuse(reply, InternalError(text))
+            self._refuse(channel, InternalError(text))
             return
-        # The thread is chosen before the job is submitted: its first output may come at once.
-        self._model.outbox.assign(reply)
-        self._model.engine.runner.submit(job)
+        lane = self._model.outbox.lane(bulky=order.bulky)
+        reply = Reply(channel, builder, lane, bulky=order.bulky, streams=order.streams)
+        self._model.engine.runner.submit(order, reply)
         # The watch sleeps while nothing is in flight, so it is woken after the job has entered.
         self._model.watch.wake()
 
-    def _refuse(self, reply: Reply, error: AdapterError) -> None:
+    def _refuse(self, channel: triton.Channel, error: AdapterError) -> None:
         try:
-            reply.fail(error)
+            channel.send_error(error)
         # Triton passes several requests in one call, and an exception would leave the others
         # without an answer.
         except Exception as failed:  # noqa: BLE001
-            reply.give_up()
+            give_up(channel)
             # The log goes through Triton's shared memory, which may be full.
             with contextlib.suppress(Exception):
                 text = f"refusal not sent: {type(failed).__name__}: {failed}"
@@ -147,11 +145,11 @@ class Service:
 
     def is_ready(self) -> bool:
         """Return whether requests can be served now."""
-        return self._model.engine.runner.is_up()
+        return self._model.engine.jobs.is_up()
 
     def close(self) -> None:
         """Unload the model; the requests in flight may finish within a time limit."""
-        jobs = self._model.engine.runner.in_flight.jobs()
+        jobs = self._model.engine.jobs.ledger.jobs()
         self._log.info(f"unloading, {len(jobs)} requests in flight")
         self._model.close()
         self._log.info("unloaded")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from support.fake_log import FakeLog
+from support.fake_reply import fake_reply
 from support.fake_triton import FINAL, REFUSAL, MetricFamily, Request
-from triton_vllm.answer import Reply
 from triton_vllm.base import errors
 from triton_vllm.base import triton as module
 from triton_vllm.base.dialect import OFFICIAL, OURS
@@ -100,7 +100,7 @@ def test_an_error_that_does_not_fit_ends_the_request(triton, monkeypatch):
         send(response, flags)
 
     monkeypatch.setattr(request.sender, "send", full)
-    Reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True)).give_up()
+    fake_reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True)).give_up()
     assert [flags for _, flags in request.sender.sent] == [FINAL]
 
 

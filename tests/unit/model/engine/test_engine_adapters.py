@@ -12,9 +12,8 @@ import pytest
 from support.engine_parts import PROMISED, Llm, LoopClock, added, output
 from support.fake_reply import fake_job
 from support.patience import wait_for
-from triton_vllm.base.errors import InvalidRequestError
-from triton_vllm.engine import runner
-from triton_vllm.engine.openai_requests import LINGER_S
+from triton_vllm.engine import jobs
+from triton_vllm.engine.jobs import LINGER_S
 from triton_vllm.lora.store import Version
 
 
@@ -28,8 +27,6 @@ class Store:
 
     async def acquire(self, llm, name):
         self.named.append(name)
-        if name != "a":
-            raise InvalidRequestError(f"LoRA {name} is not supported")
         version = Version((), 0, SimpleNamespace(lora_name="a@1"))
         self.given = weakref.ref(version)
         return version
@@ -48,44 +45,12 @@ class Store:
 @pytest.fixture
 def engine(started, monkeypatch):
     """An engine with a store, and what it puts."""
-    monkeypatch.setattr(runner, "LINGER_S", 0.01)
-    engine, got = started()
-    engine.runner.store = Store()
-    return engine, got
+    monkeypatch.setattr(jobs, "LINGER_S", 0.01)
+    return started(store=Store())
 
 
-def job(name="a"):
-    made: Any = fake_job()
-    made.request.lora_name = name
-    return made
-
-
-def test_an_adapter_goes_to_vllm_with_its_request_only(engine):
-    """And is in use until the answer is complete."""
-    engine, got = engine
-    given = []
-    llm: Any = Llm.started[-1]
-    add = llm.add_request
-
-    async def note(*args, lora_request, **options):
-        given.append(lora_request and lora_request.lora_name)
-        return await add(*args, lora_request=lora_request, **options)
-
-    llm.add_request = note
-    j = job()
-    _, put = added(engine, j)
-    added(engine, job(None))
-    assert given == ["a@1", None]
-    assert engine.runner.store.named == ["a"]
-    put(output(finished=False))
-    got.get(timeout=PROMISED)
-    name = j.id
-    del j
-    assert engine.runner.store.is_in_use()
-    put(output(finished=True))
-    got.get(timeout=PROMISED)
-    del put, llm.collectors[name]  # as vLLM does when it has finished
-    wait_for(lambda: not engine.runner.store.is_in_use())
+def job():
+    return fake_job(lora_name="a")
 
 
 def test_an_adapter_is_in_use_until_vllm_knows_of_a_cancellation(engine):
@@ -100,7 +65,7 @@ def test_an_adapter_is_in_use_until_vllm_knows_of_a_cancellation(engine):
         seen.append(engine.runner.store.is_in_use())
 
     llm.abort = note
-    engine.runner.cancel(j)
+    engine.jobs.cancel(j.job)
     del j, _
     got.get(timeout=PROMISED)
     wait_for(lambda: seen)
@@ -117,32 +82,15 @@ def test_a_request_that_vllm_refuses_gives_its_adapter_back(engine):
 
     llm: Any = Llm.started[-1]
     llm.add_request = refuse
-    engine.runner.submit(job())
+    job().submit(engine)
     got.get(timeout=PROMISED)
     wait_for(lambda: not engine.runner.store.is_in_use())
     assert engine.runner.store.named == ["a"]
 
 
-def test_an_unknown_adapter_is_refused(engine):
-    """With the store's own text; vLLM is not asked."""
-    engine, got = engine
-    engine.runner.submit(job("b"))
-    _, item = got.get(timeout=PROMISED)
-    assert str(item) == "LoRA b is not supported"
-    assert Llm.started[-1].collectors == {}
-
-
-def test_a_dead_engine_ends_the_waits_for_it(engine):
-    """What waits for EngineCore would wait for ever."""
-    engine, _ = engine
-    Llm.started[-1].errored = True
-    wait_for(lambda: engine.runner.store.given_up)
-
-
 def test_an_adapter_lingers_after_its_request(started):
     """EngineCore may be in a step with it, and has not been told yet."""
-    engine, got = started()
-    engine.runner.store = Store()
+    engine, got = started(store=Store())
     clock = LoopClock(engine)
     llm, put = added(engine, j := job())
     engine._loop.call_soon_threadsafe(put, output(finished=True))

@@ -33,16 +33,6 @@ class Front:
         self.told.append(f"close, {'ended' if self.engines[-1].closed else 'running'}")
 
 
-def test_a_front_gets_the_engine_and_is_closed_before_it(started):
-    """Its requests are told why they end, which needs the engine's loop."""
-    engine, _ = started()
-    front = Front()
-    engine.attach(front)
-    engine.stop(0)
-    assert front.engines == Llm.started[:1]
-    assert front.told == ["use generate", "leave", "close, running"]
-
-
 def test_a_front_that_cannot_serve_says_so(started):
     """The engine still runs, so that it can be ended in order."""
     engine, _ = started()
@@ -50,7 +40,7 @@ def test_a_front_that_cannot_serve_says_so(started):
     front.fails = 1
     with pytest.raises(RuntimeError, match="no port"):
         engine.attach(front)
-    assert engine.runner.is_up()
+    assert engine.jobs.is_up()
 
 
 def test_the_next_engine_starts_beside_the_loop(started, monkeypatch):
@@ -72,12 +62,3 @@ def test_the_next_engine_starts_beside_the_loop(started, monkeypatch):
     assert front.engines[-1] is Llm.started[-1]
     assert len(threads) == 2
     assert "triton-engine" not in threads
-
-
-def test_a_server_that_ends_lets_the_front_take_no_more(started):
-    """Triton itself takes none then."""
-    engine, _ = started()
-    front = Front()
-    engine.attach(front)
-    engine.leave(60)
-    wait_for(lambda: "leave" in front.told, "the front")

@@ -38,33 +38,6 @@ def made(request, *, vllm=OLD, llm=None, loaders=None, check=unmeasured):
     return asyncio.run(Prompter(vllm, loaders or {}, check).make(llm or SimpleNamespace(), request))
 
 
-@pytest.mark.parametrize(
-    ("request_", "prompt"),
-    [
-        (generate(text="hi"), {"prompt": "hi"}),
-        (generate(token_ids=(1, 2)), {"prompt_token_ids": [1, 2]}),
-        (Part("hi"), {"prompt": "hi"}),
-        (Part(token_ids=(3,)), {"prompt_token_ids": [3]}),
-    ],
-)
-def test_text_and_token_ids_are_passed_on(request_, prompt):
-    """Token ids as a list: vLLM's processes cannot send tuples."""
-    assert made(request_) == prompt
-
-
-def test_media_are_decoded_outside_the_event_loop():
-    """A film takes long; the outputs of others must not wait for it."""
-    threads = []
-
-    def load(data):
-        threads.append(threading.current_thread())
-        return data.upper()
-
-    request = generate(text="hi", media={"image": (base64.b64encode(b"picture").decode(),)})
-    assert made(request, loaders={"image": load}) == {"prompt": "hi", "multi_modal_data": {"image": [b"PICTURE"]}}
-    assert threads != [threading.main_thread()]
-
-
 def test_a_few_requests_are_decoded_at_once():
     """Each holds its pixels three times meanwhile."""
     running, most = [], []
@@ -99,56 +72,6 @@ class Tokenizer:
 
 def conversation(role="user", **given):
     return generate(chat=Chat(({"role": role, "content": "hi"},), **given))
-
-
-def test_a_conversation_goes_through_the_models_template():
-    """With tools and arguments for the template; the template writes the special tokens itself."""
-    tools = ({"type": "function"},)
-    llm = SimpleNamespace(get_tokenizer=Tokenizer)
-    prompt = made(conversation(tools=tools, template_kwargs={"thinking": True}), llm=llm)
-    text, special = prompt["prompt_token_ids"]
-    assert special is False
-    for part in ("'content': 'hi'", "'tools': [{'type': 'function'}]", "'thinking': True", "'tokenize': False"):
-        assert part in text
-
-
-def test_a_newer_vllm_renders_a_conversation_itself():
-    """It bounds the template's time."""
-
-    class Renderer:
-        async def render_chat_async(self, conversations, params):
-            return None, [(conversations, params)]
-
-    vllm = SimpleNamespace(**{**vars(OLD), "ChatParams": lambda **given: given})
-    prompt = made(conversation(), vllm=vllm, llm=SimpleNamespace(renderer=Renderer()))
-    (((message,),), params) = prompt
-    assert message == {"role": "user", "content": "hi"}
-    assert params == {"chat_template": None, "chat_template_kwargs": {"add_generation_prompt": True}}
-
-
-@pytest.mark.parametrize("renders_itself", [True, False])
-def test_the_operators_template_replaces_the_models(renders_itself):
-    """In a vLLM that renders conversations, and in an older one, whose tokenizer does."""
-
-    class Renderer:
-        async def render_chat_async(self, conversations, params):
-            return None, [params["chat_template"]]
-
-    vllm = SimpleNamespace(**{**vars(OLD), "ChatParams": (lambda **given: given) if renders_itself else None})
-    llm = SimpleNamespace(renderer=Renderer(), get_tokenizer=Tokenizer)
-    prompter = Prompter(vllm, {}, unmeasured, chat_template="{{ mine }}")
-    prompt = asyncio.run(prompter.make(llm, conversation()))
-    if renders_itself:
-        assert prompt == "{{ mine }}"
-    else:
-        assert "'chat_template': '{{ mine }}'" in prompt["prompt_token_ids"][0]
-
-
-def test_a_message_that_is_continued_gets_no_generation_prompt():
-    """The template would refuse both, and vLLM's server needs to be told so."""
-    llm = SimpleNamespace(get_tokenizer=Tokenizer)
-    text, _ = made(conversation(template_kwargs={"continue_final_message": True}), llm=llm)["prompt_token_ids"]
-    assert "'add_generation_prompt': False" in text
 
 
 def talk(*parts):
@@ -233,14 +156,6 @@ def test_an_engine_without_a_renderer_of_pairs_does_not_use_that_of_another(monk
     for _ in range(2):
         with pytest.raises(ImportError, match="no renderer"):
             asyncio.run(prompter.make_pair(NEW_ENGINE, pair, None))
-
-
-@pytest.mark.parametrize("source", [{"text": "hi", "token_ids": None}, {"text": None, "token_ids": (3,)}])
-def test_a_cache_salt_goes_beside_the_prompt(source):
-    """Where vLLM looks for it; a request without one has none."""
-    plain = {**source, "chat": None, "stream": False, "echo": False, "wants": Wants(), "parameters": {}}
-    assert made(GenerateRequest(**plain, cache_salt="a"))["cache_salt"] == "a"
-    assert "cache_salt" not in made(GenerateRequest(**plain))
 
 
 @pytest.mark.parametrize("fails", [False, True])

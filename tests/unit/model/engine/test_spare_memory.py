@@ -40,9 +40,7 @@ def test_the_engine_gives_memory_back(started, monkeypatch):
     monkeypatch.setattr(vllm_api, "forget_texts", forgotten.set)
     monkeypatch.setattr(spare_memory, "PAUSE_S", PACE.health_period)
     engine, _ = started()
-    many = job()
-    many.weight = MANY
-    _, put = added(engine, many)
+    _, put = added(engine, job(n=MANY))
     wait_for(lambda: engine._spare_memory.had_many)
     pause(10 * PACE.health_period)
     assert not given.is_set()

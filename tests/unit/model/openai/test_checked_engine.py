@@ -14,12 +14,16 @@ from support.engine_parts import Log
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.gate import Gate
-from triton_vllm.engine.openai_requests import OpenAiRequests
+from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.turns import Turns
+from triton_vllm.instances.counts import Counts
+from triton_vllm.instances.sleep import SleepState
 from triton_vllm.lora.config import Adapters
 from triton_vllm.openai import checked_engine
-from triton_vllm.openai.checked_engine import REQUEST, CheckedEngine, Rules
+from triton_vllm.openai.checked_engine import JOB, CheckedEngine, Rules
+from triton_vllm.openai.delivery import Collected
+from triton_vllm.operator.run import Operator
 from triton_vllm.vllm_api import Facts
 
 
@@ -101,24 +105,24 @@ def params(**values):
 @pytest.fixture
 async def place():
     """A checked engine, the engine behind it, the runner and the request that this task works on."""
-    llm = Llm()
-    operator = SimpleNamespace(asleep=False, closed=False)
-    runner: Any = SimpleNamespace(operator=operator, is_up=lambda: True, moved=0)
-
-    def moved():
-        runner.moved += 1
-
-    engine: Any = llm
-    loop, translator = asyncio.get_running_loop(), Translator(VLLM, Log())
-    runner.openai_requests = OpenAiRequests(loop, translator, USUAL, moved, lambda: None, lambda: engine)
-    runner.in_flight = SimpleNamespace(count_of_all=lambda: runner.openai_requests.weight)
+    llm: Any = Llm()
     prompter: Any = Prompter()
     facts, limits = Facts(max_tokens=100, vocabulary=50), replace(USUAL, max_requests_in_flight=10)
-    rules = Rules(VLLM, Gate(runner, 10, None), runner, facts, limits, prompter, Adapters())
-    request = runner.openai_requests.begin()
-    token = REQUEST.set(request)
+    jobs = Jobs(asyncio.get_running_loop(), Translator(VLLM, Log()), limits, Counts(), Log())
+    jobs.use(llm)
+    state = SleepState()
+    operator = Operator(jobs.ledger.count_of_all, state, None, Log())
+    rules = Rules(VLLM, Gate(jobs, operator, limits, None), jobs, operator, None, facts, limits, prompter, Adapters())
+    job = jobs.begin(Collected(VLLM, jobs.note_output))
+    token = JOB.set(job)
     place = SimpleNamespace(
-        checked=CheckedEngine(llm, rules), llm=llm, prompter=prompter, runner=runner, request=request, rules=rules
+        checked=CheckedEngine(llm, rules),
+        llm=llm,
+        prompter=prompter,
+        jobs=jobs,
+        job=job,
+        sleep=state,
+        rules=rules,
     )
 
     def change(**values):
@@ -126,7 +130,7 @@ async def place():
 
     place.limits = change
     yield place
-    REQUEST.reset(token)
+    JOB.reset(token)
 
 
 async def test_outputs_pass_and_count_as_movement(place):
@@ -136,7 +140,7 @@ async def test_outputs_pass_and_count_as_movement(place):
     await asyncio.sleep(0)
     place.llm.collectors["one"].put("output")
     assert await first == "output"
-    assert place.runner.moved == 1
+    assert place.jobs.moved > 0
     assert place.checked.aborted is place.llm.aborted
 
 
@@ -167,19 +171,18 @@ async def test_no_adapter_is_loaded_into_an_engine_that_sleeps(place):
         async def acquire(self, llm, name):
             acquired.append(name)
 
-    place.runner.store = Store()
-    rules = replace(place.rules, adapters=Adapters(enabled=True, listed={"a": "/a"}))
+    store: Any = Store()
+    rules = replace(place.rules, store=store, adapters=Adapters(enabled=True, listed={"a": "/a"}))
     await rules.adapter(place.llm, "a")
-    place.runner.operator.closed = True
+    place.sleep.closed = True
     with pytest.raises(UnavailableError, match="asleep"):
         await rules.adapter(place.llm, "a")
     assert acquired == ["a"]
 
 
-@pytest.mark.parametrize("change", [{"closed": True}, {"asleep": True}])
-async def test_a_model_that_fell_asleep_meanwhile_refuses(place, change):
+async def test_a_model_that_fell_asleep_meanwhile_refuses(place):
     """The middleware was passed before."""
-    vars(place.runner.operator).update(change)
+    place.sleep.closed = True
     with pytest.raises(BusyError, match="asleep") as raised:
         place.checked.generate({}, params(), "one")
     assert raised.value.status == 503
@@ -187,20 +190,19 @@ async def test_a_model_that_fell_asleep_meanwhile_refuses(place, change):
 
 async def test_completions_count(place):
     """One for the request, which the first completion is, and one for each other."""
-    assert place.runner.openai_requests.weight == 1
+    assert place.jobs.ledger.count() == 1
     place.checked.generate({}, params(n=4), "one")
-    assert place.runner.openai_requests.weight == 4
+    assert place.jobs.ledger.count() == 4
     place.checked.generate({}, params(n=4), "two")
-    assert place.runner.openai_requests.weight == 8
+    assert place.jobs.ledger.count() == 8
     with pytest.raises(ClientError, match="12 completions or inputs"):
         place.checked.generate({}, params(n=4), "three")
-    other = place.runner.openai_requests.begin()
-    REQUEST.set(other)
+    JOB.set(place.jobs.begin(Collected(VLLM, place.jobs.note_output)))
     with pytest.raises(BusyError, match="more than 10 requests"):
         place.checked.generate({}, params(n=3), "four")
-    place.runner.openai_requests.finish(place.request)
+    place.jobs.finish(place.job)
     place.checked.generate({}, params(n=3), "four")
-    assert place.runner.openai_requests.weight == 3
+    assert place.jobs.ledger.count() == 3
 
 
 async def test_the_prompts_of_a_request_cost_together(place):
@@ -250,7 +252,7 @@ async def test_one_completion_may_have_many_log_probabilities(place, monkeypatch
 
 async def test_a_request_that_has_not_come_through_the_door_is_refused(place):
     """There is no such way; if vLLM had one, it would not be open."""
-    REQUEST.set(None)
+    JOB.set(None)
     with pytest.raises(BusyError, match="middleware") as raised:
         place.checked.generate({}, params(), "one")
     assert raised.value.status == 500
@@ -286,7 +288,7 @@ async def test_the_prompts_of_a_request_are_added_by_turns(place):
 
 async def test_an_adapter_is_the_one_that_the_request_has_found(place):
     """The application knows only its name."""
-    place.request.adapter = SimpleNamespace(request="sql@1234")
+    place.job.adapter = SimpleNamespace(request="sql@1234")
     for name, given in {"one": "sql", "two": None}.items():
         waiting = asyncio.ensure_future(anext(place.checked.generate({}, params(), name, lora_request=given)))
         await asyncio.sleep(0)
@@ -298,7 +300,7 @@ async def test_a_request_that_is_ended_gets_the_reason_and_is_aborted(place):
     """When the model is unloaded, or its time is over."""
     waiting = asyncio.ensure_future(anext(place.checked.generate({}, params(), "one")))
     await asyncio.sleep(0)
-    place.runner.openai_requests.end_all(UnavailableError("unloaded"))
+    place.jobs.refuse_all("unloaded")
     with pytest.raises(BusyError, match="unloaded"):
         await waiting
     await asyncio.sleep(0)
@@ -320,7 +322,7 @@ async def test_what_joins_a_request_that_has_ended_is_aborted(place):
     place.llm.add_request = slow
     waiting = asyncio.ensure_future(anext(place.checked.generate({}, params(), "one")))
     await added.wait()
-    place.runner.openai_requests.end_all(UnavailableError("unloaded"))
+    place.jobs.refuse_all("unloaded")
     go_on.set()
     with pytest.raises(BusyError, match="unloaded"):
         await waiting
@@ -329,8 +331,8 @@ async def test_what_joins_a_request_that_has_ended_is_aborted(place):
 
 
 async def test_a_request_that_waits_for_too_long_is_found(place):
-    """Until vLLM has begun to work on all of its parts."""
-    requests, request = place.runner.openai_requests, place.request
+    """Until vLLM has begun to work on it."""
+    requests, request = place.jobs.ledger, place.job
     assert requests.overdue(request.waiting_since, place.llm) == []
     later = request.waiting_since + 1
     assert requests.overdue(later, place.llm) == [request]

@@ -14,11 +14,12 @@ from support.engine_parts import Log
 from support.openai_judged import JUDGED
 from triton_vllm.base.errors import UnavailableError
 from triton_vllm.base.limits import USUAL
-from triton_vllm.engine.openai_requests import OpenAiRequests
+from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.outcome import Translator
+from triton_vllm.instances.counts import Counts
 from triton_vllm.openai import middleware
 from triton_vllm.openai.body import SHORT
-from triton_vllm.openai.checked_engine import REQUEST
+from triton_vllm.openai.checked_engine import JOB
 from triton_vllm.openai.fields import PROBES, REFUSED, ROUTES
 from triton_vllm.openai.middleware import Middleware
 from triton_vllm.vllm_api import BodyType, Facts
@@ -66,7 +67,7 @@ class App:
 
     async def __call__(self, scope, receive, send):
         body = (await receive())["body"]
-        self.got.append((scope, body, REQUEST.get()))
+        self.got.append((scope, body, JOB.get()))
         if self.fails:
             raise self.fails
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -79,20 +80,21 @@ class Client:
     def __init__(self, key=""):
         self.up = True
         self.log: list[Any] = []
-        requests = OpenAiRequests(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, *[lambda: None] * 3)
-        runner = SimpleNamespace(openai_requests=requests, is_up=lambda: self.up)
+        prompter: Any = Prompter()
+        jobs: Any = Jobs(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, Counts(), Log())
+        jobs.is_up = lambda: self.up
         self.gate, self.app = Gate(), App()
         rules: Any = SimpleNamespace(
             vllm=VLLM,
             gate=self.gate,
-            runner=runner,
+            jobs=jobs,
             facts=Facts(max_tokens=100),
             limits=USUAL,
-            prompter=Prompter(),
+            prompter=prompter,
             adapter=self.adapter,
         )
         self.prompter = rules.prompter
-        self.openai_requests = requests
+        self.ledger = jobs.ledger
         self.middleware = Middleware(rules, key, lambda *args: self.log.append(args))
         llm: Any = object()
         self.adapters: list[str] = []
@@ -149,8 +151,8 @@ async def test_a_request_passes():
     assert scope["query_string"] == b""
     assert request is not None
     assert client.prompter.checked == ["x"]
-    assert client.openai_requests.is_empty()
-    assert client.openai_requests.weight == 0
+    assert client.ledger.is_empty()
+    assert client.ledger.count() == 0
 
 
 @pytest.mark.parametrize(
@@ -277,7 +279,7 @@ async def test_a_fault_of_the_application_is_logged_once_and_answered():
     assert status == 500
     assert b"secret" not in body
     assert [what for what, _ in client.log] == ["vLLM's application failed"]
-    assert client.openai_requests.is_empty()
+    assert client.ledger.is_empty()
 
 
 async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):
@@ -292,7 +294,7 @@ async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):
     assert (status, json.loads(body)["error"]["code"]) == (500, 500)
     assert b"secret" not in body
     assert [what for what, _ in client.log] == ["a request to the OpenAI port was not checked"]
-    assert client.openai_requests.is_empty()
+    assert client.ledger.is_empty()
 
 
 async def test_a_refusal_after_the_start_of_a_stream_is_an_event():
@@ -349,20 +351,20 @@ async def test_a_request_counts_when_its_body_has_arrived(change):
         return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
 
     async def send(message):
-        weights.append(client.openai_requests.weight)
+        weights.append(client.ledger.count())
         got.append(message)
 
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
     answering = asyncio.ensure_future(client.middleware(scope, receive, send))
     await waiting.wait()
-    assert client.openai_requests.is_empty()
+    assert client.ledger.is_empty()
     client.gate.refuses = change
     if change == "unload":
         client.middleware.leave()
     arrived.set()
     await answering
     assert (got[0]["status"], weights[0]) == ((503, 0) if change else (200, 1))
-    assert client.openai_requests.is_empty()
+    assert client.ledger.is_empty()
 
 
 @pytest.mark.parametrize("waits", ["read", "checked"])
@@ -397,7 +399,7 @@ async def test_an_unload_refuses_what_has_not_been_passed_on(waits):
     await asyncio.wait_for(answering, 5)
     assert got[0]["status"] == 503
     assert b"being unloaded" in got[1]["body"]
-    assert client.openai_requests.is_empty()
+    assert client.ledger.is_empty()
     assert client.app.got == []
 
 
@@ -497,7 +499,7 @@ async def test_a_client_that_has_gone_gets_no_answer():
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
     await client.middleware(scope, receive, send)
     assert client.app.got == []
-    assert client.openai_requests.is_empty()
+    assert client.ledger.is_empty()
 
 
 LONG = json.dumps({"prompt": "x"}).encode() + b" " * SHORT
@@ -532,12 +534,12 @@ async def test_a_client_that_leaves_stops_the_checks_of_its_request(body):
     scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
     answering = asyncio.ensure_future(client.middleware(scope, receive, send))
     await checking.wait()
-    assert client.openai_requests.weight == 1
+    assert client.ledger.count() == 1
     left.set()
     await answering
     assert stopped == [True]
     assert client.app.got == []
-    assert client.openai_requests.is_empty()
+    assert client.ledger.is_empty()
 
 
 async def test_the_body_is_gone_once_the_application_has_it():

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from support.engine_parts import PROMISED, Llm, TickingClock, added, output
-from support.fake_reply import FakeChannel, fake_job
+from support.fake_reply import Asked, fake_job, fake_operation
 from support.patience import wait_for
-from triton_vllm.answer import Reply
 from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, UnsupportedError
 from triton_vllm.base.limits import Limits
 from triton_vllm.base.protocols import Told
 from triton_vllm.engine.engine import UNLOADED
-from triton_vllm.job import Job
 from triton_vllm.operator.request import OPERATIONS, OperatorRequest
 from triton_vllm.reply.response import ToldAssembler
 from triton_vllm.request.parse import parse
@@ -29,8 +27,7 @@ def read(text, limits=ALL):
     return parse({"operator_request": np.array([text.encode()], np.object_)}, "", limits=limits)
 
 
-def job(operation, **arguments):
-    return Job(OperatorRequest(operation, arguments), None, Reply(FakeChannel()))
+job = fake_operation
 
 
 class Sleeper:
@@ -55,7 +52,7 @@ class Sleeper:
 
 
 def told(engine, got, j):
-    engine.runner.submit(j)
+    j.submit(engine)
     found, item = got.get(timeout=PROMISED)
     assert found is j.reply
     return item if isinstance(item, AdapterError) else dict(item.outputs)
@@ -111,9 +108,9 @@ def test_sleep_waits_for_what_is_in_flight(started, frees, level):
     engine, got = started()
     llm, put = added(engine, fake_job())
     sleeper = Sleeper(llm, frees=frees)
-    engine.runner.submit(j := job("sleep"))
+    (j := job("sleep")).submit(engine)
     wait_for(lambda: engine.runner.operator.asleep)
-    assert (sleeper.levels, j.ended) == ([], False)
+    assert (sleeper.levels, j.job.ended) == ([], False)
     put(output(finished=True))
     got.get(timeout=PROMISED)
     assert dict(got.get(timeout=PROMISED)[1].outputs) == {"operation": "sleep", "asleep": True}
@@ -129,14 +126,14 @@ def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     engine, got = started()
     llm, _ = added(engine, fake_job())
     sleeper = Sleeper(llm)
-    engine.runner.submit(j := job("sleep"))
+    (j := job("sleep")).submit(engine)
     wait_for(lambda: engine.runner.operator.asleep)
-    engine.runner.cancel(j)
+    engine.jobs.cancel(j.job)
     assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
     wait_for(lambda: not engine.runner.operator.asleep)
     assert sleeper.levels == []
     assert isinstance(told(engine, got, job("sleep", level=1)), UnsupportedError)
-    engine.runner.cancel(next(iter(engine.runner.in_flight.jobs())))
+    engine.jobs.cancel(next(iter(engine.jobs.ledger.jobs())))
     assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
     sleeper.error = RuntimeError("secret")
     assert "secret" not in str(told(engine, got, job("sleep")))
@@ -151,17 +148,17 @@ def test_an_engine_that_was_started_again_is_awake(started):
     told(engine, got, job("sleep"))
     assert engine.runner.operator.asleep
     Llm.started[-1].errored = True
-    wait_for(lambda: len(Llm.started) == 2 and engine.runner.is_up())
+    wait_for(lambda: len(Llm.started) == 2 and engine.jobs.is_up())
     assert not engine.runner.operator.asleep
 
 
-def begun_and_hanging(engine: Any) -> tuple[Any, Job]:
+def begun_and_hanging(engine: Any) -> tuple[Any, Asked]:
     """Ask for a `wake_up` that the engine does not answer."""
     llm: Any = Llm.started[-1]
     Sleeper(llm)
     llm.hangs = True
     llm.wake_up = llm.is_sleeping
-    engine.runner.submit(asked := job("wake_up"))
+    (asked := job("wake_up")).submit(engine)
     return llm, asked
 
 

@@ -57,7 +57,7 @@ class Instance:
         self.counts = Counts(memories[0], index, 2)
         self.state = SleepState(memories[1], index, 2, turn)
         self.requests = 0
-        self.operator = Operator(lambda: self.requests + self.counts.others(), self.state, Log())
+        self.operator = Operator(lambda: self.requests + self.counts.others(), self.state, None, Log())
         self.wanted = True
 
     def note(self, requests):

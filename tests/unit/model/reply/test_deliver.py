@@ -9,9 +9,9 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_reply
-from triton_vllm.answer import NOT_SENT
 from triton_vllm.base.errors import CancelledError, InternalError, StoppedError, UnavailableError
 from triton_vllm.reply.deliver import deliver
+from triton_vllm.reply.reply import NOT_SENT
 from triton_vllm.reply.response import NOTHING
 
 
@@ -22,16 +22,6 @@ def log():
 
 def output(*, finished=False):
     return SimpleNamespace(finished=finished)
-
-
-def test_outputs_become_one_response_that_is_final_if_the_last_one_is(log):
-    """What has queued up goes out together; only a finished output closes the reply."""
-    channel = FakeChannel()
-    reply = fake_reply(channel)
-    first, second, last = output(), output(), output(finished=True)
-    deliver(log, reply, [first, second])
-    deliver(log, reply, [last])
-    assert channel.sent == [([first, second], False), ([last], True)]
 
 
 def test_outputs_that_came_before_an_error_are_sent_before_it(log):
@@ -51,13 +41,6 @@ def test_a_client_that_has_cancelled_gets_no_more_outputs(log):
     assert log.infos == ["[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"]
 
 
-def test_a_cancellation_is_answered_whatever_the_log_does():
-    """Its lines are no reason to leave a request open."""
-    channel, error = FakeChannel(), CancelledError("Request was cancelled")
-    deliver(Mute(), fake_reply(channel), [error])
-    assert channel.sent == [(error, True)]
-
-
 def test_a_client_is_told_that_outputs_before_an_error_are_missing(log):
     """They could not be sent, and the log says why."""
     channel = FakeChannel()
@@ -70,28 +53,15 @@ def test_a_client_is_told_that_outputs_before_an_error_are_missing(log):
 def test_a_stream_that_a_stop_ends_begins_first(log):
     """Triton makes an error event of what follows a response; an error that comes first gets status 400 over HTTP."""
     channel, error = FakeChannel(), StoppedError("the model was unloaded")
-    reply = fake_reply(channel)
-    reply.streams = True
+    reply = fake_reply(channel, streams=True)
     deliver(log, reply, [error])
     assert channel.sent == [([NOTHING], False), (error, True)]
-
-
-def test_a_stream_that_cannot_begin_gets_the_error_alone(log):
-    """For example, shared memory is full: why the request ends is more important."""
-    channel, error = FakeChannel(), StoppedError("the model was unloaded")
-    channel.broken = [RuntimeError("shared memory is full")]
-    reply = fake_reply(channel)
-    reply.streams = True
-    deliver(log, reply, [error])
-    assert channel.sent == [(error, True)]
-    assert log.errors == []
 
 
 def test_a_stream_that_has_begun_is_not_begun_again(log):
     """Nor if each output is delivered alone, with the error after them."""
     channel, first, error = FakeChannel(), output(), StoppedError("the model was unloaded")
-    reply = fake_reply(channel)
-    reply.streams = True
+    reply = fake_reply(channel, streams=True)
     deliver(log, reply, [first])
     deliver(log, reply, [error])
     assert channel.sent == [([first], False), (error, True)]
@@ -102,8 +72,7 @@ def test_no_other_error_follows_an_empty_response(log, case):
     """A whole answer has one response, and another error keeps its status."""
     channel = FakeChannel()
     error = UnavailableError("timeout of 5 us expired") if case == "another error" else StoppedError("unloaded")
-    reply = fake_reply(channel)
-    reply.streams = case != "not a stream"
+    reply = fake_reply(channel, streams=case != "not a stream")
     deliver(log, reply, [error])
     assert channel.sent == [(error, True)]
 
@@ -125,35 +94,6 @@ def test_a_response_that_cannot_be_made_or_sent_ends_the_job(log, fault):
     ((error, final),) = channel.sent
     assert (type(error), str(error), final) == (InternalError, NOT_SENT, True)
     assert "secret" in log.errors[0]
-    assert reply.closed
-
-
-def test_a_server_that_takes_nothing_does_not_stop_the_sender(log):
-    """Even the fallback may fail: the thread must go on to the next reply."""
-    channel = FakeChannel()
-    channel.broken = [RuntimeError("gone"), RuntimeError("gone")]
-    reply = fake_reply(channel)
-    deliver(log, reply, [output()])
-    assert channel.sent == []
-    assert reply.closed
-
-
-class Mute:
-    """A log that fails, as Triton's does where shared memory is full."""
-
-    def error(self, text):
-        raise RuntimeError("no log")
-
-    info = warning = error
-
-
-def test_the_client_is_told_whatever_else_fails():
-    """The log and the engine are told after it, and neither may end the sender's thread."""
-
-    channel = FakeChannel()
-    reply = fake_reply(channel, assembler=Broken())
-    deliver(Mute(), reply, [output()])
-    assert [str(error) for error, _ in channel.sent] == [NOT_SENT]
     assert reply.closed
 
 
@@ -179,20 +119,10 @@ def test_a_bulky_answer_is_not_written_for_nobody(log, gone):
     """It takes seconds, which others wait for as it has waited for others."""
     channel = FakeChannel()
     built: list[Any] = []
-    reply = fake_reply(channel, assembler=SimpleNamespace(build=built.append))
-    reply.bulky, channel.cancelled = True, gone == "cancelled"
+    reply = fake_reply(channel, assembler=SimpleNamespace(build=built.append), bulky=True)
+    channel.cancelled = gone == "cancelled"
     reply.refusal = UnavailableError("the model is being unloaded") if gone == "refused" else None
     deliver(log, reply, [output(finished=True)])
     ((error, final),) = channel.sent
     assert isinstance(error, UnavailableError if gone == "refused" else CancelledError)
     assert (final, built, reply.closed) == (True, [], True)
-
-
-def test_a_bulky_answer_goes_to_who_waits_for_it(log):
-    """The server is asked once before it is written; about other answers it is not asked here."""
-    for bulky in (True, False):
-        channel, last = FakeChannel(), output(finished=True)
-        reply = fake_reply(channel)
-        reply.bulky = bulky
-        deliver(log, reply, [last])
-        assert (channel.sent, channel.asked) == ([([last], True)], int(bulky))

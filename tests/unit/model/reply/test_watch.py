@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 
 from support.fake_log import FakeLog
-from support.fake_reply import FakeChannel, fake_job
+from support.fake_reply import FakeChannel, fake_reply
 from support.patience import LIMIT
 from triton_vllm.base.errors import CancelledError
-from triton_vllm.reply.watch import DEAREST_S, FEW, LEAST_S, LONGEST_S, PERIOD_S, PREPARE_S, CancellationWatch, Departure
+from triton_vllm.engine.job import Job
+from triton_vllm.reply.watch import FEW, PERIOD_S, PREPARE_S, CancellationWatch, Departure
 
 QUESTION_S = 60e-6  # a round trip to the server
+
+
+def job_of(channel):
+    return Job(fake_reply(channel))
 
 
 class Clock:
@@ -49,7 +54,7 @@ def clock():
 def watched(clock, number, cost=QUESTION_S):
     """Return a watch that is driven by hand, the channels of its jobs, and what it cancels."""
     channels = [Timed(clock, cost) for _ in range(number)]
-    jobs = [fake_job(channel) for channel in channels]
+    jobs = [job_of(channel) for channel in channels]
     found: list[Any] = []
     return CancellationWatch(lambda: jobs, found.append, FakeLog(), clock=clock), channels, jobs, found
 
@@ -82,61 +87,13 @@ def test_asking_takes_no_more_than_a_twentieth_of_the_time(clock):
     assert pause > PERIOD_S
 
 
-def test_one_late_answer_makes_nobody_wait_longer(clock):
-    """A busy machine answers a question late now and then: the next look comes at its usual time, or at once."""
-    watch, channels, *_ = watched(clock, 32)
-    for late in (0.05, 0.5, 30.0):
-        channels[7].cost = late
-        _, pause = watch.look()
-        assert pause < PERIOD_S
-        channels[7].cost = QUESTION_S
-        watch.look()
-
-
-def test_questions_that_stay_dear_are_asked_less_often(clock):
-    """On a slow machine as well asking takes a twentieth of the time; on a busy one nobody waits for it longer than that."""
-    watch, channels, *_ = watched(clock, 64, cost=DEAREST_S)
-    for _ in range(20):
-        _, pause = watch.look()
-    assert pause == pytest.approx((64 - FEW) * DEAREST_S * 19)
-    for channel in channels:
-        channel.cost = 0.01
-    for _ in range(20):
-        _, pause = watch.look()
-    assert pause == pytest.approx((64 - FEW) * DEAREST_S * 19)
-
-
-def test_a_few_are_asked_about_at_each_period(clock):
-    """However dear: a busy machine has twelve streams, and who leaves one of them is noticed as soon as on an idle one."""
-    watch, *_ = watched(clock, FEW, cost=0.001)
-    for _ in range(20):
-        began = clock.now
-        _, pause = watch.look()
-        assert clock.now - began + pause == pytest.approx(PERIOD_S)
-
-
-@pytest.mark.parametrize("cost", [0.008, 0.5])
-def test_looks_that_take_longer_than_a_period_do_not_follow_each_other_at_once(clock, cost):
-    """The machine is busy enough."""
-    watch, *_ = watched(clock, FEW, cost)
-    assert watch.look() == (True, pytest.approx(LEAST_S))
-
-
-def test_no_pause_is_longer_than_a_second(clock):
-    """However many are in flight."""
-    watch, *_ = watched(clock, 1000, cost=DEAREST_S)
-    for _ in range(20):
-        _, pause = watch.look()
-    assert pause == LONGEST_S
-
-
 def test_a_closed_reply_is_not_asked_about(clock):
     """It keeps neither the server nor the watch busy. Its job goes on for nobody, as after a failed send, and is ended."""
     watch, channels, jobs, found = watched(clock, 2)
-    jobs[0].reply.send([], final=True)
+    jobs[0].delivery.send([], final=True)
     assert watch.look()[0] is True
     assert [channel.asked for channel in channels] == [0, 1]
-    jobs[1].reply.fail(CancelledError("Request was cancelled"))
+    jobs[1].delivery.fail(CancelledError("Request was cancelled"))
     assert watch.look()[0] is False
     assert [channel.asked for channel in channels] == [0, 1]
     assert found == [jobs[0], *jobs]
@@ -157,7 +114,7 @@ class Counting(FakeChannel):
 def test_the_thread_asks_nothing_until_woken_then_until_the_reply_closes():
     """With no request in flight there is no polling; with one, the thread asks again and again by itself."""
     channel, looked = Counting(), threading.Semaphore(0)
-    job = fake_job(channel)
+    job = job_of(channel)
 
     def jobs():
         looked.release()
@@ -169,7 +126,7 @@ def test_the_thread_asks_nothing_until_woken_then_until_the_reply_closes():
     watch.wake()
     for _ in range(3):
         assert channel.questions.acquire(timeout=LIMIT)
-    job.reply.send([], final=True)
+    job.delivery.send([], final=True)
     while looked.acquire(blocking=False):
         pass
     watch.wake()
@@ -179,25 +136,6 @@ def test_the_thread_asks_nothing_until_woken_then_until_the_reply_closes():
     assert looked.acquire(timeout=LIMIT)
     watch.close()
     assert channel.asked == asked
-
-
-def test_closing_does_not_wait_for_the_pause_to_end():
-    """An unload does not wait for the watch: the thread ends during a pause of an hour."""
-    looked = threading.Event()
-
-    class Long(CancellationWatch):
-        def look(self):
-            looked.set()
-            return True, 3600.0
-
-    watch = Long(list, lambda _: None, FakeLog())
-    watch.start()
-    watch.wake()
-    assert looked.wait(LIMIT)
-    closer = threading.Thread(target=watch.close, daemon=True)
-    closer.start()
-    closer.join(LIMIT)
-    assert not closer.is_alive()
 
 
 class Broken(FakeChannel):
@@ -211,7 +149,7 @@ def test_a_question_that_fails_keeps_nobody_from_being_asked_about():
     """The jobs after it are watched as before, and the log has it once."""
     log, given_up = FakeLog(), FakeChannel()
     given_up.cancelled = True
-    jobs = [fake_job(Broken()), fake_job(given_up)]
+    jobs = [job_of(Broken()), job_of(given_up)]
     found: list[Any] = []
     watch = CancellationWatch(lambda: jobs, found.append, log)
     assert watch.look()[0] is True
@@ -225,7 +163,7 @@ def test_an_exception_does_not_end_the_watch():
     log, cancelled, failures = FakeLog(), threading.Event(), iter([RuntimeError("injected")] * 3)
     channel = FakeChannel()
     channel.cancelled = True
-    job = fake_job(channel)
+    job = job_of(channel)
 
     def jobs():
         for failure in failures:
@@ -246,7 +184,7 @@ def test_the_server_is_asked_twice_a_second_whether_it_ends_and_only_while_a_req
     asked, told = [], []
     ends: list[bool] = []
     departure = Departure(lambda: asked.append(clock.now) or bool(ends), lambda: told.append(clock.now), clock)
-    job = fake_job(FakeChannel())
+    job = job_of(FakeChannel())
     watch = CancellationWatch(lambda: [job], lambda _: None, FakeLog(), departure, clock)
     for clock.now in (0.0, 0.25, 0.49, 0.5, 0.75):
         watch.look()
@@ -255,7 +193,7 @@ def test_the_server_is_asked_twice_a_second_whether_it_ends_and_only_while_a_req
     for clock.now in (2.0, 3.0, 4.0):
         watch.look()
     assert (asked, told) == ([0.0, 0.5, 2.0], [2.0])
-    job.reply.send([], final=True)
+    job.delivery.send([], final=True)
     departure._next = 0.0
     watch.look()
     assert len(asked) == 3
@@ -274,7 +212,7 @@ def test_the_question_is_prepared_while_no_request_is_open():
 
     departure = Departure(lambda: True, ended.set, prepare=prepare)
     assert departure.prepare() == PREPARE_S
-    watch = CancellationWatch(lambda: [fake_job(FakeChannel())], lambda _: None, FakeLog(), departure)
+    watch = CancellationWatch(lambda: [job_of(FakeChannel())], lambda _: None, FakeLog(), departure)
     watch.start()
     assert found.wait(LIMIT)
     assert not ended.is_set()

@@ -77,10 +77,9 @@ def test_a_prompt_becomes_a_job(let):
     assert (job.request.text, job.request.priority, job.request.timeout) == ("hi", 3, 7)
     assert (job.params.max_tokens, job.params.output_kind) == (5, fake_vllm.RequestOutputKind.DELTA)
     assert job.request.lora_name == "a"
-    assert job.reply.streams
+    assert job.streams
     assert isinstance(assembler(job), Assembler)
     assert sent == []
-    assert not job.reply.closed
 
 
 @pytest.mark.parametrize(("exclude", "text"), [(None, b"hi there"), (False, b"hi there"), (True, b" there")])
@@ -88,7 +87,7 @@ def test_a_whole_answer_begins_with_the_prompt_unless_excluded(let, exclude, tex
     """As in the official backend."""
     given = tensors(text_input=b"hi", **({} if exclude is None else {"exclude_input_in_output": exclude}))
     job, _ = let(Request(given))
-    assert not job.reply.streams
+    assert not job.streams
     ((_, array),) = assembler(job).build([fake_vllm.output(" there", finished=True)])
     assert list(array) == [text]
 
@@ -230,7 +229,7 @@ def test_pairs_become_parts_as_the_model_scores_them(let):
     """A cross-encoder reads both texts together; an embedding model each by itself, the queries first."""
     job, *_ = let(Request(tensors(embedding_request=PAIRS)), tasks=("classify",), scores="classify")
     assert [(part.text, part.second) for part in job.request.parts] == [("q", "a"), ("q", "b")]
-    assert (job.params.task, len(job.ids)) == ("classify", 2)
+    assert (job.params.task, job.weight) == ("classify", 2)
     job, *_ = let(Request(tensors(embedding_request=PAIRS)), scores="embed")
     assert [part.text for part in job.request.parts] == ["q", "a", "b"]
     _, sent = let(Request(tensors(embedding_request=PAIRS)), tasks=("generate",))
@@ -276,7 +275,7 @@ def test_an_answer_with_a_vector_for_each_token_is_bounded_and_sent_aside(let, t
     """It may take a second to write, in which nobody else should wait."""
     text = json.dumps({"input": "a", "pooling_params": {"task": task}}).encode()
     job, *_ = let(Request(tensors(embedding_request=text)), tasks=(task,))
-    assert (job.reply.bulky, job.most_numbers) == (bulky, 1 << 24)
+    assert (job.bulky, job.most_numbers) == (bulky, 1 << 24)
 
 
 def parameters(**values):

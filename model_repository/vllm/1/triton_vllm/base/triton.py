@@ -151,7 +151,7 @@ def shared_memory_free() -> int:
 
 
 class Channel:
-    """The response sender of one request; ``answer`` knows when each method may be called.
+    """The response sender of one request; ``reply.reply`` knows when each method may be called.
 
     Args:
         request: Triton's request.

@@ -8,26 +8,28 @@ import math
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import UNLOADING, StoppedError
 from triton_vllm.engine import spare_memory
+from triton_vllm.engine.gate import Gate
+from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.loop import LoopThread
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.patience import Patience
 from triton_vllm.engine.runner import Runner
 from triton_vllm.instances.source import Loss
+from triton_vllm.operator.run import Operator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import EngineClient, Log
+    from triton_vllm.engine.job import Job
     from triton_vllm.engine.prompts import Prompter
-    from triton_vllm.engine.runner import Put
     from triton_vllm.instances.source import Source
-    from triton_vllm.job import Job
     from triton_vllm.lora.store import AdapterStore
 
 
@@ -83,21 +85,24 @@ class Engine:
         vllm: the loaded vLLM.
         source: starts the engine, or connects to it.
         prompter: makes prompts from requests.
+        store: the LoRA adapters, if the model has any.
         log: logs events.
         limits: how long a request may take and wait.
         pace: when the engine is checked and started again.
 
     Attributes:
-        runner: takes the requests.
+        jobs: what vLLM works on.
+        runner: takes Triton's requests.
         prompter: makes prompts from requests.
         facts: what the model can do and take. They stay the same when the engine is started again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is another part of the model
         self,
         vllm: vllm_api.Vllm,
         source: Source,
         prompter: Prompter,
+        store: AdapterStore | None = None,
         *,
         log: Log,
         limits: Limits,
@@ -106,6 +111,7 @@ class Engine:
         self._source = source
         self.prompter = prompter
         self._log = log
+        self._limits = limits
         self._pace = pace
         self._silence = pace.silence or vllm.step_timeout_s
         self._patience = Patience(self._silence, pace.idle)
@@ -120,21 +126,17 @@ class Engine:
         # How long EngineCore has not answered, s. 0 if it does not hang.
         self._hung_for = 0.0
         self._spare_memory = spare_memory.SpareMemory()
-        self.runner = Runner(self._loop, prompter, self._translator, limits, source, log)
+        self.jobs = Jobs(self._loop, self._translator, limits, source.counts, log)
+        operator = Operator(self.jobs.ledger.count_of_all, source.sleep_state, store, log)
+        self.runner = Runner(self.jobs, prompter, self._translator, limits, operator, store)
         self.facts = vllm_api.Facts()
 
-    def start(self, put: Put, store: AdapterStore | None = None) -> None:
+    def start(self) -> None:
         """Start the loop and load the model; return when requests can be taken.
-
-        Args:
-            put: takes each output of a job. The last may be an exception. Called in the event
-                loop's thread.
-            store: the LoRA adapters, if the model has any.
 
         Raises:
             Exception: vLLM's own exception.
         """
-        self.runner.deliver_to(put, store)
         self._thread.start()
         try:
             self._thread.run(self._load())
@@ -142,6 +144,10 @@ class Engine:
             self._thread.end()
             raise
         self._loop.call_soon_threadsafe(self._check)
+
+    def gate(self, when_dead: Callable[[], None] | None) -> Gate:
+        """Return a gate to this engine; it calls ``when_dead`` for requests that find it dead."""
+        return Gate(self.jobs, self.runner.operator, self._limits, when_dead)
 
     def parsers(self, names: vllm_api.ParserNames) -> vllm_api.Parsers:
         """Return the parsers with these names for the engine's model.
@@ -207,7 +213,7 @@ class Engine:
         if self._ending.is_set():
             return
         try:
-            if self.runner.llm is not None:
+            if self.jobs.llm is not None:
                 loss = self._loss()
                 if loss is None:
                     self._ask_now_and_then()
@@ -217,10 +223,10 @@ class Engine:
                         # It begins the checks again when the engine runs.
                         self._loop.create_task(self._revive())
                         return
-            self.runner.refuse_overdue()
-            self.runner.in_flight.tidy()
+            self.jobs.refuse_overdue()
+            self.jobs.ledger.tidy()
             self._note_stuck()
-            if self._spare_memory.is_due(self.runner.in_flight.count(), self._loop.time()):
+            if self._spare_memory.is_due(self.jobs.ledger.count(), self._loop.time()):
                 vllm_api.forget_texts()
                 self._loop.run_in_executor(None, spare_memory.give_back)
         except Exception as error:  # noqa: BLE001 - the next check may find more
@@ -232,7 +238,7 @@ class Engine:
         if self._hung_for:
             return Loss(f"does not answer for {self._hung_for:.0f} s")
         # Without a restart, only new requests are refused. Those in flight may still finish.
-        if self.runner.unhealthy and self._pace.restart:
+        if self.jobs.unhealthy and self._pace.restart:
             return Loss("has failed vLLM's health check")
         return self._source.loss() or (Loss("has died") if vllm_api.is_dead(self._llm) else None)
 
@@ -248,7 +254,7 @@ class Engine:
     def _ask_now_and_then(self) -> None:
         """Ask EngineCore a question from time to time while requests are open."""
         is_due = self._loop.time() - self._asked_at > self._pace.question_period
-        if is_due and not self.runner.in_flight.is_empty():
+        if is_due and not self.jobs.ledger.is_empty():
             # Infinity until the answer comes: one question at a time.
             self._asked_at = math.inf
             self._loop.create_task(self._ask())
@@ -260,7 +266,7 @@ class Engine:
         # may.
         llm = self._llm
         try:
-            silence = await self._patience.lasts(llm.is_sleeping(), lambda: self.runner.moved)
+            silence = await self._patience.lasts(llm.is_sleeping(), lambda: self.jobs.moved)
             # A lost engine's answer says nothing about the new one.
             if llm is self._llm:
                 self._hung_for = silence
@@ -273,7 +279,7 @@ class Engine:
     def _note_stuck(self) -> None:
         """Log the requests that have had no output for long, with their state."""
         # A long whole answer is among them: it has only one output. So they are only logged.
-        stuck = self.runner.in_flight.stuck(self._loop.time() - self._silence)
+        stuck = self.jobs.ledger.stuck(self._loop.time() - self._silence)
         if not stuck:
             return
         states = "; ".join(_state(job) for job in stuck[:_SHOWN])
@@ -309,10 +315,10 @@ class Engine:
 
     def _keep_refusing(self) -> None:
         """Cancel the requests in flight, now and again after each period."""
-        if self._source.alone and self.runner.in_flight.is_empty():
+        if self._source.alone and self.jobs.ledger.is_empty():
             self._end_early()
         # More requests may arrive until the server unloads the model.
-        self.runner.refuse_all(UNLOADED)
+        self.jobs.refuse_all(UNLOADED)
         self._loop.call_later(self._pace.health_period, self._keep_refusing)
 
     def _end_early(self) -> None:
@@ -329,13 +335,13 @@ class Engine:
     async def _drain(self, grace_s: float) -> None:
         """Wait for the requests in flight, then end vLLM and everything else in the loop."""
         end = self._loop.time() + grace_s
-        in_flight = self.runner.in_flight
+        ledger = self.jobs.ledger
         if self._front is not None:
             self._front.leave()
         # Polled once per unload, because an event would have to be set for each request.
-        while not in_flight.is_empty() and self._loop.time() < end:  # noqa: ASYNC110
+        while not ledger.is_empty() and self._loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        self.runner.refuse_all(UNLOADED)
+        self.jobs.refuse_all(UNLOADED)
         # Lets the tasks begin that stop the refused requests.
         await asyncio.sleep(0)
         if self._front is not None:
@@ -351,6 +357,6 @@ class Engine:
         await asyncio.gather(*rest, return_exceptions=True)
 
 
-def _state(job: Job) -> str:
+def _state(job: Job[Any]) -> str:
     added = "vLLM has it" if job.task is None else "it is being added"
-    return f"{job.id}: {added}, {len(job.reply.pending)} outputs wait to be sent"
+    return f"{job.id}: {added}, {len(job.delivery.pending)} outputs wait to be sent"

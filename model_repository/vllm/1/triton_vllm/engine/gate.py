@@ -10,21 +10,31 @@ from triton_vllm.operator.run import ASLEEP
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from triton_vllm.engine.runner import Runner
+    from triton_vllm.base.limits import Limits
+    from triton_vllm.engine.jobs import Jobs
+    from triton_vllm.operator.run import Operator
 
 
 class Gate:
     """Checks the engine's state for a request, before the request is read.
 
     Args:
-        runner: runs the requests.
-        most: the most requests in flight. 0 means no limit.
+        jobs: the requests in flight.
+        operator: says whether the engine sleeps.
+        limits: how many requests may be in flight.
         when_dead: called for each request that finds the engine dead.
     """
 
-    def __init__(self, runner: Runner, most: int, when_dead: Callable[[], None] | None) -> None:
-        self._runner = runner
-        self._most = most
+    def __init__(
+        self,
+        jobs: Jobs,
+        operator: Operator,
+        limits: Limits,
+        when_dead: Callable[[], None] | None,
+    ) -> None:
+        self._jobs = jobs
+        self._operator = operator
+        self._most = limits.max_requests_in_flight
         self._when_dead = when_dead
 
     def require_alive(self) -> None:
@@ -34,11 +44,11 @@ class Gate:
             UnavailableError: the engine is dead, or has been shut down.
         """
         # No check of this class asks vLLM's processes: every request passes here.
-        if self._runner.is_up():
+        if self._jobs.is_up():
             return
         if self._when_dead is not None:
             self._when_dead()
-        raise UnavailableError(self._runner.why_down)
+        raise UnavailableError(self._jobs.why_down)
 
     def require_awake(self) -> None:
         """Refuse the request if only operator requests are taken.
@@ -47,7 +57,7 @@ class Gate:
             UnavailableError: the model is asleep.
         """
         # An operator request must still get through, to wake the model up.
-        if self._runner.operator.asleep:
+        if self._operator.asleep:
             raise UnavailableError(ASLEEP)
 
     def require_room(self, count: int = 1, unit: str = "inputs") -> None:
@@ -60,7 +70,7 @@ class Gate:
         Raises:
             UnavailableError: there is no room now.
         """
-        if not 0 < self._most < self._runner.in_flight.count_of_all() + count:
+        if not 0 < self._most < self._jobs.ledger.count_of_all() + count:
             return
         if count == 1:
             raise UnavailableError(

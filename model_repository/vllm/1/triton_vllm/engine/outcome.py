@@ -62,10 +62,6 @@ class Translator:
             return self.refusal(error)
         return None
 
-    def raised(self, error: AdapterError) -> Exception:
-        """Return what to put into a collector so that vLLM's server answers with this error."""
-        return vllm_api.ends_generate(self._vllm, error)
-
     def loss(self, error: Exception) -> AdapterError:
         """Return the error for a request that was in flight when vLLM's output handler failed."""
         # The handler gives the same exception to all requests in flight, so it is logged once. Then

@@ -16,6 +16,7 @@ from triton_vllm.base.errors import (
 from triton_vllm.base.limits import refuse_above
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.engine.cost import bound_cost
+from triton_vllm.engine.job import Subrequest
 from triton_vllm.operator.run import ASLEEP
 from triton_vllm.request.fit import check_params
 from triton_vllm.request.sampling import check_amounts
@@ -27,16 +28,18 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import Collector, EngineClient
     from triton_vllm.engine.gate import Gate
-    from triton_vllm.engine.openai_requests import OpenAiRequest
+    from triton_vllm.engine.job import Job
+    from triton_vllm.engine.jobs import Jobs
     from triton_vllm.engine.prompts import Prompter
-    from triton_vllm.engine.runner import Runner
     from triton_vllm.lora.config import Adapters
-    from triton_vllm.lora.store import Version
+    from triton_vllm.lora.store import AdapterStore, Version
+    from triton_vllm.openai.delivery import Collected
+    from triton_vllm.operator.run import Operator
     from triton_vllm.vllm_api import Facts, Vllm
 
 # Tasks that the application starts for a request inherit it.
-REQUEST: ContextVar[OpenAiRequest | None] = ContextVar("request", default=None)
-"""The request that this task works on."""
+JOB: ContextVar[Job[Collected] | None] = ContextVar("job", default=None)
+"""The job of the request that this task works on."""
 _AMOUNTS = (
     "n", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "stop", "bad_words",
 )  # fmt: skip
@@ -55,7 +58,9 @@ class Rules:
     Attributes:
         vllm: the loaded vLLM.
         gate: refuses requests by the engine's state.
-        runner: counts the requests.
+        jobs: begins, counts and ends the requests.
+        operator: knows whether the engine sleeps.
+        store: the LoRA adapters. None if there are no adapters.
         facts: what the model can do and take.
         limits: the model's limits.
         prompter: tries constraints, and shares the event loop.
@@ -64,7 +69,9 @@ class Rules:
 
     vllm: Vllm
     gate: Gate
-    runner: Runner
+    jobs: Jobs
+    operator: Operator
+    store: AdapterStore | None
     facts: Facts
     limits: Limits
     prompter: Prompter
@@ -79,14 +86,13 @@ class Rules:
             UnavailableError: the adapter cannot be loaded, or the engine sleeps: vLLM would write
                 weights into memory that it has given up.
         """
-        store = self.runner.store
-        if store is None or not isinstance(name, str):
+        if self.store is None or not isinstance(name, str):
             return None
-        if self.runner.operator.closed:
+        if self.operator.closed:
             raise UnavailableError(ASLEEP)
         try:
             self.adapters.find(name)
-            return await store.acquire(llm, name)
+            return await self.store.acquire(llm, name)
         # It may be the model's own name. vLLM has an answer for the others.
         except InvalidRequestError:
             return None
@@ -101,16 +107,11 @@ class Rules:
         Raises:
             AdapterError: the reason for a refusal.
         """
-        request = REQUEST.get()
-        # Every way to the application leads through the middleware.
-        if request is None:
-            raise InternalError("the request has not come through the middleware")
-        if request.ended is not None:
-            raise request.ended
+        job = _job()
         # 1) The state may have changed since the request came through the middleware.
         self.gate.require_alive()
         self.gate.require_awake()
-        if self.runner.operator.closed:
+        if self.operator.closed:
             raise UnavailableError(ASLEEP)
         # 2) What the parameters ask for
         check_params(params, self.facts)
@@ -118,27 +119,27 @@ class Rules:
         count = values["n"] = values["n"] or 1
         check_amounts(self.limits, values, self.facts.max_tokens)
         # 3) Room, which is free again when the request ends
-        asked = request.asked + count
-        if asked > max(request.weight, 1):
+        asked = job.asked + count
+        if asked > max(job.weight, 1):
             most = self.limits.max_requests_in_flight
             refuse_above(most, asked, "the request asks for", "completions or inputs")
-            self.gate.require_room(asked - request.weight, "completions or inputs")
+            self.gate.require_room(asked - job.weight, "completions or inputs")
         # 4) The cost of the whole
         facts = self.facts
         cost = bound_cost(params, prompt, self.limits, facts.max_tokens, facts.vocabulary)
         # vLLM's application copies the lists for each prompt, and builds one answer for all.
-        request.token_ids += cost.token_ids
-        request.logprob_values += cost.logprob_values
+        job.token_ids += cost.token_ids
+        job.logprob_values += cost.logprob_values
         refuse_above(
             self.limits.max_token_ids,
-            request.token_ids,
+            job.token_ids,
             "the longest list of token ids, times n, has for all prompts",
             "token ids",
             _FEWER,
         )
         refuse_above(
             self.limits.max_logprob_values,
-            request.logprob_values,
+            job.logprob_values,
             "max_tokens times logprobs, plus the prompt's tokens times prompt_logprobs, times n, "
             "are for all prompts",
             "values",
@@ -148,14 +149,14 @@ class Rules:
         if asked > 1 and is_whole and self.limits.max_logprob_values:
             refuse_above(
                 IN_ONE_PIECE,
-                request.logprob_values,
+                job.logprob_values,
                 "max_tokens times logprobs of all completions are, without stream,",
                 "values",
                 "set stream, or send a request for each completion",
             )
         if getattr(params, "min_tokens", 0):
             bound_minimum(params, prompt, facts.max_tokens)
-        self.runner.openai_requests.weigh(request, count)
+        self.jobs.ledger.weigh(job, count)
 
     async def examine(self, llm: EngineClient, params: Any) -> None:
         """Refuse a constraint that costs too much to compile, also one that vLLM has made.
@@ -213,24 +214,21 @@ class CheckedEngine:
     ) -> Collector:
         """Give a request to vLLM, and note it."""
         rules = self._rules
-        request = REQUEST.get()
         try:
             await rules.examine(self._llm, params)
             # A request may have hundreds of prompts, and vLLM tokenizes `bad_words` for each.
             await rules.prompter.take_turn()
-            if request is None:
-                raise InternalError("the request has not come through the middleware")
-            if request.ended is not None:
-                raise request.ended
+            job = _job()
         except AdapterError as error:
             raise vllm_api.as_vllms(rules.vllm, error) from None
         # The application knows an adapter by its name only. vLLM must get the one with the contents
         # that the request has found.
         if options.get("lora_request") is not None:
-            options["lora_request"] = request.adapter.request if request.adapter else None
+            options["lora_request"] = job.adapter.request if job.adapter else None
         add: Any = self._llm.add_request
         collector: Collector = await add(request_id, prompt, params, *rest, **options)
-        rules.runner.openai_requests.join(request, request_id, getattr(params, "n", 1), collector)
+        job.delivery.follow(collector)
+        rules.jobs.note(job, Subrequest(request_id, getattr(params, "n", 1)))
         return collector
 
     def _checked(
@@ -242,3 +240,18 @@ class CheckedEngine:
             raise vllm_api.as_vllms(self._rules.vllm, error) from None
         outputs: AsyncIterator[Any] = method(self, prompt, params, request_id, *rest, **options)
         return outputs
+
+
+def _job() -> Job[Collected]:
+    """Return the job of this task's request.
+
+    Raises:
+        AdapterError: it has been ended.
+    """
+    job = JOB.get()
+    # Every way to the application leads through the middleware.
+    if job is None:
+        raise InternalError("the request has not come through the middleware")
+    if job.error is not None:
+        raise job.error
+    return job

@@ -18,8 +18,9 @@ from triton_vllm.base.errors import (
     UnavailableError,
 )
 from triton_vllm.openai.body import SHORT, Bodies, parse
-from triton_vllm.openai.checked_engine import REQUEST
+from triton_vllm.openai.checked_engine import JOB
 from triton_vllm.openai.contents import check
+from triton_vllm.openai.delivery import Collected
 from triton_vllm.openai.fields import PROBES, ROUTES
 from triton_vllm.openai.interrupt import Gone, Interrupt, ended_with_client
 from triton_vllm.openai.items import drop_log_probabilities
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from triton_vllm.base.protocols import EngineClient
-    from triton_vllm.engine.openai_requests import OpenAiRequest
+    from triton_vllm.engine.job import Job
     from triton_vllm.openai.checked_engine import Rules
     from triton_vllm.openai.contents import Content
     from triton_vllm.openai.fields import Route
@@ -107,7 +108,7 @@ class Middleware:
         method = scope["method"]
         path = scope["path"]
         if path in PROBES and method == "GET":
-            is_up = self._rules.runner.is_up() and not self.closed
+            is_up = self._rules.jobs.is_up() and not self.closed
             await _send(send, HTTPStatus.OK if is_up else HTTPStatus.SERVICE_UNAVAILABLE, b"")
             return
         # A browser asks without a key whether it may ask.
@@ -127,11 +128,11 @@ class Middleware:
         # Before anything is read
         self._require_admission()
         with ExitStack() as until_answered:
-            request, unread = await self._take(path, headers, receive, until_answered)
-            if request.ended is not None:
-                raise request.ended
-            # The application's tasks inherit the request.
-            REQUEST.set(request)
+            job, unread = await self._take(path, headers, receive, until_answered)
+            if job.error is not None:
+                raise job.error
+            # The application's tasks inherit the job.
+            JOB.set(job)
             await self._pass_on(scope, unread, receive, send)
 
     async def _take(
@@ -140,12 +141,12 @@ class Middleware:
         headers: Mapping[bytes, bytes],
         receive: Receive,
         until_answered: ExitStack,
-    ) -> tuple[OpenAiRequest, list[Message]]:
-        """Return a request that has been checked, and its body as the application receives it.
+    ) -> tuple[Job[Collected], list[Message]]:
+        """Return the job of a checked request, and its body as the application receives it.
 
         Nothing else holds the body: an answer may take an hour.
         """
-        requests = self._rules.runner.openai_requests
+        jobs = self._rules.jobs
         with ExitStack() as until_passed_on:
             # 1) Read the body.
             with Interrupt(self._reading) as interrupt:
@@ -154,17 +155,17 @@ class Middleware:
             # 2) Count the request. Before its body has arrived, it takes no place: clients that
             # send slowly would otherwise keep others out, also those of Triton.
             self._require_admission()
-            request = requests.begin()
-            until_answered.callback(requests.finish, request)
+            job = jobs.begin(Collected(self._rules.vllm, jobs.note_output))
+            until_answered.callback(jobs.finish, job)
             # 3) Check the body.
             with Interrupt(self._checking) as interrupt:
                 body, content = self._content(path, body)
                 if len(body) > SHORT or content.constraint is not None:
                     async with ended_with_client(receive, interrupt):
-                        await self._check(content, request)
+                        await self._check(content, job)
                 else:
-                    await self._check(content, request)
-        return request, _messages(body)
+                    await self._check(content, job)
+        return job, _messages(body)
 
     def _require_admission(self) -> None:
         if self.closed:
@@ -189,7 +190,7 @@ class Middleware:
             read = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
         return read, check(ROUTES[path], kind, known, rules.limits, rules.facts)
 
-    async def _check(self, content: Content, request: OpenAiRequest) -> None:
+    async def _check(self, content: Content, job: Job[Collected]) -> None:
         rules = self._rules
         llm = self.llm
         application = self.application
@@ -203,8 +204,8 @@ class Middleware:
             await rules.prompter.check_videos(content.messages)
         if content.constraint is not None:
             await rules.prompter.try_constraint(llm, content.constraint)
-        request.adapter = await rules.adapter(llm, content.model)
-        if request.adapter is not None:
+        job.adapter = await rules.adapter(llm, content.model)
+        if job.adapter is not None:
             application.add_adapter(content.model)
 
     def _route(self, scope: Message) -> Route:

@@ -134,7 +134,9 @@ def server(
     rules = Rules(
         vllm=vllm,
         gate=gate,
-        runner=engine.runner,
+        jobs=engine.jobs,
+        operator=engine.runner.operator,
+        store=engine.runner.store,
         facts=engine.facts,
         limits=limits,
         prompter=engine.prompter,

@@ -35,19 +35,23 @@ class Operator:
     Args:
         in_flight: returns how many requests are in flight in all instances.
         state: whether the engine sleeps.
-        log: reports results.
-
-    Attributes:
         store: the LoRA adapters, if the model has any.
+        log: reports results.
     """
 
-    def __init__(self, in_flight: Callable[[], int], state: SleepState, log: Log) -> None:
+    def __init__(
+        self,
+        in_flight: Callable[[], int],
+        state: SleepState,
+        store: AdapterStore | None,
+        log: Log,
+    ) -> None:
         self._in_flight = in_flight
         self._state = state
+        self._store = store
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()
-        self.store: AdapterStore | None = None
 
     @property
     def asleep(self) -> bool:
@@ -163,9 +167,9 @@ class Operator:
 
     async def _load_lora(self, llm: EngineClient, name: str) -> Answer:
         """Load an adapter, even if its files seem unchanged."""
-        if self.store is None:
+        if self._store is None:
             raise UnsupportedError(NO_LORA)
         if self.asleep:
             raise UnavailableError(ASLEEP)
-        version = await self.store.acquire(llm, name, afresh=True)
+        version = await self._store.acquire(llm, name, afresh=True)
         return {"name": name, "version": version.request.lora_name}

@@ -12,8 +12,8 @@ from triton_vllm.reply.response import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triton_vllm.answer import Reply
     from triton_vllm.base.protocols import Item, Log
+    from triton_vllm.reply.reply import Reply
 
 
 def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:

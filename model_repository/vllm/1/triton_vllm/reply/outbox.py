@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from triton_vllm.answer import Reply
 from triton_vllm.base import supervised
 from triton_vllm.base.protocols import Item, Log
 from triton_vllm.reply.endings import Endings
+from triton_vllm.reply.reply import Reply
 
 Deliver = Callable[[Reply, list[Item]], None]
 
@@ -113,23 +113,16 @@ class Outbox:
         for lane in self._lanes:
             lane.thread.start()
 
-    def assign(self, reply: Reply) -> None:
-        """Choose the reply's thread; call it once, before the first ``put``."""
-        # A reply stays with its thread, so its responses cannot overtake each other.
-        reply.lane = self._bulky_lane if reply.bulky else next(self._next_lanes)
+    def lane(self, *, bulky: bool = False) -> Callable[[Reply], None]:
+        """Return what takes a new reply for its thread, each time that it has something to send.
+
+        A reply stays with its thread, so its responses cannot overtake each other.
+        """
+        return self._lanes[self._bulky_lane if bulky else next(self._next_lanes)].put
 
     def later(self) -> Callable[[Callable[[], None], float], None]:
         """Return what calls a function in so many seconds, for the end of one request."""
         return next(self._next_endings).put
-
-    def put(self, reply: Reply, item: Item) -> None:
-        """Queue an output or an exception for sending; it never blocks."""
-        reply.pending.append(item)
-        # A reply that waits for its turn is not queued again for every token. But its last output
-        # must not wait.
-        if not reply.queued or reply.complete:
-            reply.queued = True
-            self._lanes[reply.lane].put(reply)
 
     def close(self) -> None:
         """Send the queued outputs, then end the threads."""

@@ -21,7 +21,6 @@ from triton_vllm.pooling.embedding import EmbedRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from triton_vllm.answer import ResponseBuilder
     from triton_vllm.base.protocols import (
         CompletionOutput,
         Logprob,
@@ -31,8 +30,9 @@ if TYPE_CHECKING:
         Tensors,
         Told,
     )
-    from triton_vllm.job import Job
+    from triton_vllm.engine.order import Order
     from triton_vllm.pooling.embedding import Scoring
+    from triton_vllm.reply.reply import ResponseBuilder
 
 # JSON has neither infinity nor NaN. OpenAI-compatible servers write this value for an impossible
 # token.
@@ -255,16 +255,16 @@ class ToldAssembler:
         return [("text_output", string_tensor(json.dumps(outputs[-1].outputs)))]
 
 
-def assembler(job: Job) -> ResponseBuilder:
+def assembler(order: Order) -> ResponseBuilder:
     """Return the object that makes the responses of a job."""
-    request = job.request
+    request = order.request
     if isinstance(request, OperatorRequest):
         return ToldAssembler()
     if isinstance(request, EmbedRequest):
         return PoolingAssembler(request.wants, request.scoring)
-    n = job.params.n
-    if job.conversation is not None:
-        return ChatAssembler(request.wants, n, AnswerReader(job.conversation, n))
+    n = order.params.n
+    if order.conversation is not None:
+        return ChatAssembler(request.wants, n, AnswerReader(order.conversation, n))
     # Token ids and conversations have no text to echo.
     prefix = request.text if request.echo else None
     return Assembler(request.wants, n, prefix or "")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from triton_vllm.base.protocols import Log
-    from triton_vllm.job import Job
+    from triton_vllm.engine.job import Job
+    from triton_vllm.reply.reply import Reply
 
 PERIOD_S = 0.05
 """From one look to the next, s, with few requests in flight."""
@@ -116,8 +117,8 @@ class CancellationWatch:
 
     def __init__(
         self,
-        jobs: Callable[[], Iterable[Job]],
-        cancel: Callable[[Job], None],
+        jobs: Callable[[], Iterable[Job[Reply]]],
+        cancel: Callable[[Job[Reply]], None],
         log: Log,
         departure: Departure | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -157,7 +158,7 @@ class CancellationWatch:
         began = self._clock()
         asked = 0
         for job in self._jobs():
-            reply = job.reply
+            reply = job.delivery
             try:
                 # If a reply is closed while its job runs, a response could not be sent, and vLLM
                 # works for nothing.

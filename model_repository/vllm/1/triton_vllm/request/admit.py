@@ -1,4 +1,4 @@
-"""Make a job from a Triton request, or raise the reason for its refusal."""
+"""Make an order from a Triton request, or raise the reason for its refusal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton_vllm.base.limits import USUAL, Limits, refuse_above
 from triton_vllm.call import GenerateRequest
 from triton_vllm.chat import conversations
 from triton_vllm.constraints import checks as constraints
-from triton_vllm.job import Job
+from triton_vllm.engine.order import Order
 from triton_vllm.operator import request as operator
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling import request as pooling
@@ -25,7 +25,6 @@ from triton_vllm.request.parse import parse
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from triton_vllm.answer import Reply
     from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.protocols import TritonRequest
     from triton_vllm.pooling.embedding import Scoring
@@ -67,7 +66,7 @@ class Gate(Protocol):
 
 
 class Admission:
-    """Checks requests and turns them into jobs.
+    """Checks requests and turns them into orders.
 
     Args:
         vllm: the loaded vLLM. It determines which parameters exist.
@@ -96,8 +95,8 @@ class Admission:
         self._schema = vllm_api.sampling_schema(vllm)
         self._pooling_types = vllm_api.pooling_types(vllm)
 
-    def admit(self, request: TritonRequest, reply: Reply) -> Job:
-        """Return the job of a request; its answer will go to ``reply``.
+    def admit(self, request: TritonRequest) -> Order:
+        """Return what a request asks of vLLM.
 
         Raises:
             AdapterError: the reason for a refusal.
@@ -115,7 +114,7 @@ class Admission:
             inputs, parameters, timeout=timeout, limits=self._limits, dialect=self._dialect
         )
         if isinstance(parsed, OperatorRequest):
-            return Job(parsed, None, reply)
+            return Order(parsed)
         self._gate.require_awake()
         if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
             parsed = replace(parsed, **self._pairs(parsed.scoring))
@@ -125,19 +124,14 @@ class Admission:
         check_fit(parsed, self._facts, self._limits)
         self._check_room(len(getattr(parsed, "parts", ())), "embedding_request has", "inputs")
         # 4) Make vLLM's parameters.
-        job = (
-            self._embed(parsed, reply)
-            if isinstance(parsed, EmbedRequest)
-            else self._generate(parsed, reply)
-        )
+        order = self._embed(parsed) if isinstance(parsed, EmbedRequest) else self._generate(parsed)
         headers = triton.trace_headers(request) if self._facts.traces else None
         if headers:
-            job.options = {**job.options, "trace_headers": headers}
-        return job
+            order = replace(order, options={**order.options, "trace_headers": headers})
+        return order
 
-    def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:
+    def _generate(self, parsed: GenerateRequest) -> Order:
         self._require("generate")
-        reply.streams = parsed.stream
         values = parsed.parameters
         # Without logprobs vLLM sums up nothing, and the answer is NaN.
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
@@ -168,10 +162,8 @@ class Admission:
         )
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
-        job = Job(parsed, params, reply, conversation=conversation)
-        if parsed.engine_fields:
-            job.options = self._options(parsed.engine_fields, params)
-        return job
+        options = self._options(parsed.engine_fields, params) if parsed.engine_fields else {}
+        return Order(parsed, params, options, conversation)
 
     def _options(self, fields: Mapping[str, Any], params: Any) -> dict[str, Any]:
         """Set the fields that belong into SamplingParams; return the others for ``add_request``."""
@@ -190,14 +182,18 @@ class Admission:
             options[name] = fields[name]
         return options
 
-    def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
+    def _embed(self, parsed: EmbedRequest) -> Order:
         self._require(parsed.task)
         params = pooling.build(
             self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed
         )
-        reply.bulky = parsed.task in BY_TOKEN
         # Each number takes 21 characters of JSON, and some tasks make a vector for each token.
-        return Job(parsed, params, reply, most_numbers=self._limits.max_pooled_numbers)
+        return Order(
+            parsed,
+            params,
+            most_numbers=self._limits.max_pooled_numbers,
+            bulky=parsed.task in BY_TOKEN,
+        )
 
     def _pairs(self, scoring: Scoring) -> dict[str, Any]:
         """Return the ``task`` and ``parts`` of a request for scores; both depend on the model."""

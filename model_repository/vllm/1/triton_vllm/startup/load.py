@@ -52,7 +52,7 @@ class Model:
     Attributes:
         prepared: what the engine was started with.
         engine: takes jobs.
-        outbox: takes the jobs' outputs.
+        outbox: sends the jobs' outputs.
         watch: looks for cancelled requests.
         publisher: publishes metrics. None if metrics are off.
         shared: this instance's part in an engine that several share. None if the instance is the
@@ -118,9 +118,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         engine, outbox = _start(prepared, shared, log)
         parsers = _parsers(prepared, engine, outbox)
         departure = _departure(engine, prepared, args["model_name"], log)
-        watch = CancellationWatch(
-            engine.runner.in_flight.jobs, engine.runner.cancel, log, departure
-        )
+        watch = CancellationWatch(engine.jobs.ledger.watched, engine.jobs.cancel, log, departure)
         watch.start()
         publisher = _publish(prepared, shared, args, log)
     if prepared.run_folder is not None:
@@ -160,6 +158,7 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
         vllm,
         shared or Sole(vllm, values),
         prompter,
+        _store(prepared, shared, log),
         log=log,
         limits=settings.limits,
         pace=Pace(
@@ -189,7 +188,7 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     # exist there, and vLLM would not start.
     with Cause(None if uses_ray(values) else prepared.vllm.logging_config, os.environ) as cause:
         try:
-            engine.start(outbox.put, _store(prepared, shared, log))
+            engine.start()
         except ConfigError:
             # The instances that share an engine raise it. vLLM does not.
             outbox.close()
@@ -239,7 +238,7 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
     grace = prepared.settings.unload_grace_s
 
     def leave() -> None:
-        count = len(engine.runner.in_flight.jobs())
+        count = len(engine.jobs.ledger.jobs())
         log.info(f"the server ends: {count} requests in flight have {grace:.0f} s to finish")
         engine.leave(grace)
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from support.fake_reply import FakeChannel
+from support.fake_reply import FakeChannel, fake_reply
 from support.patience import LIMIT
-from triton_vllm.answer import NOT_SENT, Reply
 from triton_vllm.base.errors import CancelledError, InternalError, InvalidRequestError
+from triton_vllm.reply.reply import NOT_SENT, Reply
 
 
 @pytest.fixture
@@ -19,16 +19,7 @@ def channel():
 
 @pytest.fixture
 def reply(channel):
-    return Reply(channel)
-
-
-def test_responses_go_out_in_order_and_the_last_one_is_final(channel, reply):
-    """Each response carries the flag that it was sent with; only the final one closes."""
-    reply.send(["a"], final=False)
-    assert not reply.closed
-    reply.send(["b"], final=True)
-    assert reply.closed
-    assert channel.sent == [(["a"], False), (["b"], True)]
+    return fake_reply(channel)
 
 
 @pytest.mark.parametrize("end", [lambda r: r.send(["end"], final=True), lambda r: r.fail(InvalidRequestError("bad"))])
@@ -48,22 +39,6 @@ def test_nothing_follows_the_final_response(channel, reply, end, late):
     assert channel.sent[0][1] is True
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_the_channel_knows_a_whole_answer(channel, reply, streams):
-    """Its end may be waited for."""
-    reply.streams = streams
-    reply.send(["a"], final=True)
-    assert channel.whole == [not streams]
-
-
-def test_an_error_is_the_final_response(channel, reply):
-    """A refusal closes the reply and arrives as it is."""
-    error = InvalidRequestError("bad")
-    reply.fail(error)
-    assert channel.sent == [(error, True)]
-    assert reply.closed
-
-
 @pytest.mark.parametrize("final", [False, True])
 def test_a_response_that_cannot_be_sent_ends_in_an_error_without_internals(channel, reply, final):
     """`send` raises what the server raised; `give_up` then tells the client that something is missing."""
@@ -76,14 +51,6 @@ def test_a_response_that_cannot_be_sent_ends_in_an_error_without_internals(chann
     assert reply.closed
 
 
-def test_giving_up_never_raises(channel, reply):
-    """The server refuses the error where the final response was on its way already."""
-    channel.broken = [RuntimeError("closed already")]
-    reply.give_up()
-    assert reply.closed
-    assert channel.sent == []
-
-
 def test_the_server_is_asked_while_the_reply_is_open_and_never_after(channel, reply):
     """A question about a request whose final response is out crashes the server."""
     assert reply.is_cancelled() is False
@@ -94,14 +61,6 @@ def test_the_server_is_asked_while_the_reply_is_open_and_never_after(channel, re
     reply.send(["b"], final=True)
     assert reply.is_cancelled() is False
     assert channel.asked == 2
-
-
-@pytest.mark.parametrize("end", [lambda r: r.fail(InternalError("x")), lambda r: r.give_up()])
-def test_an_error_ends_the_questions_too(channel, reply, end):
-    """Every way to the end counts, not only a whole answer."""
-    end(reply)
-    assert reply.is_cancelled() is False
-    assert channel.asked == 0
 
 
 def test_a_cancelled_reply_is_open_until_the_client_is_told(channel, reply):
@@ -138,7 +97,7 @@ def test_the_final_response_waits_for_a_running_question(end):
         def send_error(self, error):
             order.append("final")
 
-    reply = Reply(Slow())
+    reply = fake_reply(Slow())
     asker = threading.Thread(target=reply.is_cancelled, daemon=True)
     ender = threading.Thread(target=end, args=(reply,), daemon=True)
     asker.start()
@@ -169,6 +128,6 @@ def test_the_reply_is_closed_before_its_final_response_is_out():
         lambda r: r.fail(InternalError("x")),
         lambda r: r.give_up(),
     ):
-        reply = Reply(Looks())
+        reply = fake_reply(Looks())
         end(reply)
     assert seen == [(False, False), (True, True), (True, True), (True, True)]

@@ -1,4 +1,4 @@
-"""The answer to one request: the items that wait to be sent, and the rules for sending them."""
+"""The answer to one of Triton's requests: what waits to be sent, and the rules for sending it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from triton_vllm.base.errors import AdapterError, InternalError
+from triton_vllm.engine.job import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from triton_vllm.base.protocols import Item, Tensors
+    from triton_vllm.base.protocols import Item, Output, Tensors
     from triton_vllm.base.triton import Channel
 
 NOT_SENT = "the response could not be sent; the server's log tells why"
@@ -28,44 +29,48 @@ class ResponseBuilder(Protocol):
 
 # Two replies are never equal, and the text of a reply would show a client's answer.
 @dataclass(slots=True, eq=False, repr=False)
-class Reply:
+class Reply(Delivery):
     """A request's answer: open at first, possibly cancelled by the client, and closed at the end.
 
     Each request gets exactly one final response. One thread at a time sends; any thread may ask.
 
+    Args:
+        channel: sends responses to the server.
+        assembler: makes responses from outputs.
+        lane: takes this object when it has something to send, for its sender thread.
+
     Attributes:
+        bulky: whether its response may take long to write, so that others should not wait for it.
+        streams: whether the client wants responses before the answer is complete.
         begun: a response is on its way or sent. Read-only for other classes, like ``closed``.
         closed: the final response is on its way or sent.
         cancelled: the server has said that the client cancelled the request. Read-only for other
             classes.
-        assembler: makes responses from outputs. Set by the service.
-        bulky: whether its response may take long to write, so that others should not wait for it.
-            Set by ``request``.
-        streams: whether the client wants responses before the answer is complete. Set by
-            ``request``.
         pending: the items that have not been sent.
         complete: whether the last item is in ``pending`` or has been sent. Set by the event loop,
             before it adds that item.
         refusal: the error to send in place of a bulky answer that has not been written yet. Set by
             the event loop.
-        lane: the number of its sender thread. Set by the outbox, like ``queued`` and ``due``.
         queued: whether the reply waits in the sender's queue.
-        due: the outbox's time in seconds before which the next response is not sent.
+        due: the outbox's time in seconds before which the next response is not sent. Set by the
+            outbox.
     """
 
-    _channel: Channel
-    assembler: ResponseBuilder = field(init=False)
+    is_watched: ClassVar[bool] = True
+
+    channel: Channel
+    assembler: ResponseBuilder
+    lane: Callable[[Reply], None]
+    bulky: bool = False
+    streams: bool = False
     # The event loop appends and the one sender thread removes. Both ends of a deque are atomic, so
     # no lock is needed.
     pending: deque[Item] = field(default_factory=deque)
-    bulky: bool = False
-    streams: bool = False
     begun: bool = False
     cancelled: bool = False
     closed: bool = False
     complete: bool = False
     refusal: AdapterError | None = None
-    lane: int = 0
     queued: bool = False
     due: float = 0.0
     # With the final response, the server frees its state of the request. If it is asked at that
@@ -73,6 +78,30 @@ class Reply:
     # sends its final response, closing waits for a running question, and a closed reply asks
     # nothing. This lock makes closing wait.
     _asking: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, item: Output) -> None:
+        """Queue an output for sending; it never blocks."""
+        self.pending.append(item)
+        # A reply that waits for its turn is not queued again for every token.
+        if not self.queued:
+            self.queued = True
+            self.lane(self)
+
+    def end(self, item: Item) -> None:
+        """Queue the last item for sending; it never blocks."""
+        self.complete = True
+        self.pending.append(item)
+        # It must not wait for the reply's turn.
+        self.queued = True
+        self.lane(self)
+
+    def lasts(self, item: Item) -> bool:
+        """See ``Delivery``; what is not bulky is written at once."""
+        return self.bulky and not isinstance(item, AdapterError)
+
+    def refuse(self, error: AdapterError) -> None:
+        """See ``Delivery``."""
+        self.refusal = error
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response, unless the reply is closed; wait until the server has confirmed it.
@@ -85,7 +114,7 @@ class Reply:
         self.begun = True
         if final:
             self._close()
-        self._channel.send(tensors, final=final, whole=not self.streams)
+        self.channel.send(tensors, final=final, whole=not self.streams)
 
     def fail(self, error: AdapterError) -> None:
         """Send an error as the final response, unless the reply is closed.
@@ -96,14 +125,12 @@ class Reply:
         if self.closed:
             return
         self._close()
-        self._channel.send_error(error)
+        self.channel.send_error(error)
 
     def give_up(self) -> None:
         """Close after a response could not be built or sent; try to send the client an error."""
         self._close()
-        # The server refuses the error if the final response was already on its way.
-        with contextlib.suppress(Exception):
-            self._channel.send_error(InternalError(NOT_SENT))
+        give_up(self.channel)
 
     def is_cancelled(self) -> bool:
         """Return whether the client has cancelled the request; False for a closed reply.
@@ -112,9 +139,16 @@ class Reply:
         """
         with self._asking:
             if not self.closed and not self.cancelled:
-                self.cancelled = self._channel.is_cancelled()
+                self.cancelled = self.channel.is_cancelled()
             return self.cancelled and not self.closed
 
     def _close(self) -> None:
         with self._asking:
             self.closed = True
+
+
+def give_up(channel: Channel) -> None:
+    """Try to tell a client that its answer or refusal could not be sent."""
+    # The server refuses the error if the final response was already on its way.
+    with contextlib.suppress(Exception):
+        channel.send_error(InternalError(NOT_SENT))

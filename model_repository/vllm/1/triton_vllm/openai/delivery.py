@@ -1,0 +1,72 @@
+"""How a request to the port gets its outputs and its end: by vLLM's own collectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from triton_vllm import vllm_api
+from triton_vllm.engine.job import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triton_vllm.base.errors import AdapterError
+    from triton_vllm.base.protocols import Collector, Item, Output
+    from triton_vllm.vllm_api import Vllm
+
+
+class Collected(Delivery):
+    """Leaves the outputs to vLLM's application, and ends what it waits for.
+
+    All methods are called in the event loop.
+
+    Args:
+        vllm: the loaded vLLM.
+        note_output: called for each output.
+
+    Attributes:
+        closed: whether the answer is written, or its client is gone.
+    """
+
+    # uvicorn notices a client that has left.
+    is_watched: ClassVar[bool] = False
+    pending = ()
+
+    def __init__(self, vllm: Vllm, note_output: Callable[[], None]) -> None:
+        self._vllm = vllm
+        self._note_output = note_output
+        self._puts: list[Callable[[Output | Exception], None]] = []
+        self._error: AdapterError | None = None
+        self.closed = False
+
+    def follow(self, collector: Collector) -> None:
+        """Note each output of one of vLLM's own requests, and end it with the others."""
+        put = collector.put
+
+        def noted(item: Output | Exception) -> None:
+            self._note_output()
+            put(item)
+
+        # Patch collector-put: here also because vLLM tells nobody that such an output has come.
+        collector.put = noted
+        self._puts.append(put)
+        if self._error is not None:
+            put(vllm_api.ends_generate(self._vllm, self._error))
+
+    def end(self, item: Item) -> None:
+        """See ``Delivery``; the last item is always an error here."""
+        error: Any = item
+        self._error = error
+        for put in self._puts:
+            put(vllm_api.ends_generate(self._vllm, error))
+
+    def lasts(self, item: Item) -> bool:  # noqa: ARG002
+        """See ``Delivery``; only the middleware knows when the answer is written."""
+        return True
+
+    def refuse(self, error: AdapterError) -> None:
+        """See ``Delivery``; what has ended has its error."""
+
+    def give_up(self) -> None:
+        """See ``Delivery``."""
+        self.closed = True
