@@ -8,7 +8,6 @@ import pytest
 
 from api_contract import adapter, needs
 from contract.unlisted import unlisted
-from triton_vllm.request.sampling import USUAL_TOKENS
 from triton_vllm.startup.toolkit import SWITCHES
 from triton_vllm.vllm_api.names import OPTIONAL_PLACES, PLACES
 from triton_vllm.vllm_api.openai import SERVER_PLACES
@@ -99,8 +98,3 @@ def test_each_switch_is_needed_since_the_version_that_its_entry_names():
 def test_the_places_are_those_that_the_adapter_imports_from():
     """They are read without importing it."""
     assert adapter.read().places == {**PLACES, **OPTIONAL_PLACES, **SERVER_PLACES}
-
-
-def test_the_default_that_the_adapter_counts_on_is_its_own():
-    """16 tokens where a request names no number."""
-    assert needs.STATED["vllm.sampling_params.SamplingParams"]["max_tokens"].default == str(USUAL_TOKENS)

@@ -117,7 +117,7 @@ def called(name: str, tools: Any, says: str = "", choice: Any = "required", **mo
 FROM_THE_ISSUE = [
     ask("padded to 10^8", CHAT, {**HELLO, "chat_template_kwargs": {"max_length": 1e8, "padding": "max_length"}}, "max_length"),
     ask("50 MB to cut", TEXT, {"prompt": "x" * 50 * MB, "truncate_prompt_tokens": 10}, "the body has", status=413),
-    ask("a text of 3.9 MB to tokenize", "/tokenize", {"prompt": "x " * 1_950_000}, "'prompt' has 3900000 characters"),
+    ask("a text of 3.9 MB to tokenize", "/tokenize", {"prompt": "x " * 1_950_000}, "the prompt has 3900000 characters"),
     ask("a chat of 3.9 MB to tokenize", "/tokenize", {"messages": [{"role": "user", "content": "x " * 1_950_000}]}, "characters"),
     ask("nothing to see in a message", MESSAGES, {"messages": [{"role": "user", "content": "x " * 1_950_000}]}, "characters"),
     ask("a body of 70 MB", TEXT, {"prompt": "x", "user": "x" * 70 * MB}, "the body has more than", status=413),
@@ -210,7 +210,7 @@ AMOUNTS = [
         "without stream, 384000 values",
     ),
     ask("256 prompts with n of 128", TEXT, {"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}, "completions or inputs"),
-    ask("257 prompts", TEXT, {"prompt": ["x"] * 257, "max_tokens": 1}, "'prompt' has 257 entries"),
+    ask("257 prompts", TEXT, {"prompt": ["x"] * 257, "max_tokens": 1}, "prompt has 257 inputs"),
     ask("log probabilities of all", TEXT, {**SHORT, "logprobs": 10**6}, "logprobs"),
     ask("the prompt's log probabilities of all", TEXT, {**SHORT, "prompt_logprobs": -1}, "prompt_logprobs"),
     ask("20,000 top_logprobs", CHAT, {**HELLO, "logprobs": True, "top_logprobs": 20_000}, "logprobs"),

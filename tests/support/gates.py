@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.dialect import OURS
 from triton_vllm.base.errors import DEAD, AdapterError
-from triton_vllm.base.limits import Limits
+from triton_vllm.base.limits import USUAL
 from triton_vllm.base.triton import Channel
+from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.gate import Gate
+from triton_vllm.operator.run import Operator
 
 if TYPE_CHECKING:
     from support.fake_triton import Request
@@ -28,9 +30,10 @@ def admit(admission: Admission, request: Request, dialect: Dialect = OURS) -> Or
         return None
 
 
-def open_gate(*, healthy=True, in_flight=0, asleep=False, most=0, when_dead=None):
-    """Return a gate; by default it lets everything in."""
+def fit_of(facts, limits=USUAL, *, healthy=True, in_flight=0, asleep=False):
+    """Return the checks in front of an engine in this state; by default its gate lets everything in."""
     ledger = SimpleNamespace(count_of_all=lambda: in_flight)
     jobs: Any = SimpleNamespace(is_up=lambda: healthy, why_down=DEAD, ledger=ledger)
-    operator: Any = SimpleNamespace(asleep=asleep)
-    return Gate(jobs, operator, Limits(max_requests_in_flight=most), when_dead)
+    state: Any = SimpleNamespace(asleep=asleep, closed=False)
+    log: Any = None
+    return Fit(facts, limits, Gate(jobs, Operator(lambda: in_flight, state, None, log), limits, None))

@@ -133,7 +133,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     },
     "vllm.sampling_params.SamplingParams": {
         "n": Member(default="1"),
-        "max_tokens": Member(default="16"),  # request.sampling.USUAL_TOKENS
+        "max_tokens": Member(default="16"),
         "min_tokens": Member(default="0"),
         **_fields("output_kind", "structured_outputs", "logprobs", "prompt_logprobs"),
         **_fields("stop", "bad_words", "allowed_token_ids", "logit_bias", "stop_token_ids"),
@@ -141,6 +141,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("flat_logprobs", since="0.12"),
         **_fields("skip_clone", since="0.14"),
         **_fields("prompt_logprob_token_ids", "repetition_detection", since="0.32"),
+        **_fields("stream_interval", since="0.33"),
     },
     "vllm.sampling_params.RepetitionDetectionParams": _fields(
         "max_pattern_size", "min_count", since="0.32"
@@ -301,7 +302,7 @@ VARIABLES: Mapping[str, str] = {
 # The ends of a completion. `engine.outcome` treats "error" as a failure and passes the others on.
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "repetition"})
 # Parameters of SamplingParams with token ids that vLLM checks. The adapter checks the others,
-# `request.fit.TOKEN_IDS`.
+# `base.limits.TOKEN_IDS`.
 CHECKED_BY_VLLM = frozenset({"prompt_logprob_token_ids"})
 # Modules that report errors in a request. Not all versions have all of them.
 REFUSING = (

@@ -50,17 +50,14 @@ class Service:
         if settings.health_check:
             engine.runner.check_health(self._unload)
         when_dead = self._unload if settings.health_check else None
-        limits = settings.limits
         self._dialect = settings.dialect
         self._errors_apart = prepared.server >= triton.ERRORS_APART_SINCE
         self._admission = Admission(
             vllm=prepared.vllm,
-            gate=engine.gate(when_dead),
-            facts=engine.facts,
+            fit=engine.fit(when_dead),
             find_adapter=prepared.adapters.find,
             policy=Policy(
                 name=self._name,
-                limits=limits,
                 dialect=self._dialect,
                 parsers=self._model.parsers,
             ),
@@ -75,17 +72,15 @@ class Service:
 
         prepared = self._model.prepared
         engine = self._model.engine
-        limits = prepared.settings.limits
-        # An unload waits for the server, and this gate is asked in the event loop.
-        gate = engine.gate(when_dead=None)
+        # An unload waits for the server, and these checks are made in the event loop.
+        fit = engine.fit(when_dead=None)
         try:
             engine.attach(
                 start.server(
                     plan,
                     engine,
-                    gate,
+                    fit,
                     vllm=prepared.vllm,
-                    limits=limits,
                     adapters=prepared.adapters,
                 )
             )

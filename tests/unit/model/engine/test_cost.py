@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
+from support.fake_reply import fake_reply
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import TOKEN_IDS, USUAL, Limits
-from triton_vllm.engine.cost import bound_cost
+from triton_vllm.engine import cost
+from triton_vllm.engine.job import Job
+from triton_vllm.vllm_api import Facts
 
 PROMPT = {"prompt_token_ids": [7] * 2000}
+
+
+def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: int = 0) -> None:
+    cost.bound(Job(fake_reply()), params, prompt, limits, Facts(max_tokens=room, vocabulary=vocabulary))
 
 
 def params(**given: Any) -> Any:

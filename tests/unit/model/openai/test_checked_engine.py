@@ -13,6 +13,7 @@ import pytest
 from support.engine_parts import Log
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import USUAL
+from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.gate import Gate
 from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.outcome import Translator
@@ -112,7 +113,8 @@ async def place():
     jobs.use(llm)
     state = SleepState()
     operator = Operator(jobs.ledger.count_of_all, state, None, Log())
-    rules = Rules(VLLM, Gate(jobs, operator, limits, None), jobs, operator, None, facts, limits, prompter, Adapters())
+    fit = Fit(facts, limits, Gate(jobs, operator, limits, None))
+    rules = Rules(VLLM, fit, jobs, operator, None, prompter, Adapters())
     job = jobs.begin(Collected(VLLM, jobs.note_output))
     token = JOB.set(job)
     place = SimpleNamespace(
@@ -126,7 +128,7 @@ async def place():
     )
 
     def change(**values):
-        place.checked = CheckedEngine(llm, replace(rules, limits=replace(limits, **values)))
+        place.checked = CheckedEngine(llm, replace(rules, fit=replace(fit, limits=replace(limits, **values))))
 
     place.limits = change
     yield place

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.gates import fit_of
 from support.openai_judged import JUDGED
 from support.pictures import picture, png
 from triton_vllm.base.errors import AdapterError
@@ -32,7 +33,7 @@ KIND = BodyType((), frozenset())
 
 def checked(path: str, body: dict[str, Any], limits: Limits, facts: Facts) -> Content:
     """Check a body of which vLLM takes all fields."""
-    return check(ROUTES[path], KIND, body, limits, facts)
+    return check(ROUTES[path], KIND, body, fit_of(facts, limits, in_flight=1))
 
 
 TAKEN = [
@@ -56,11 +57,11 @@ TAKEN = [
     ("/detokenize", {"tokens": [1, 2]}),
 ]
 REFUSALS = [
-    (TEXT, {"prompt": "x" * 3201}, f"'prompt' has 3201 characters; {LENGTH}, so it takes"),
-    (TEXT, {"prompt": ["x"] * 257}, "'prompt' has 257 entries"),
+    (TEXT, {"prompt": "x" * 3201}, f"the prompt has 3201 characters; {LENGTH}, so it takes"),
+    (TEXT, {"prompt": ["x"] * 257}, "prompt has 257 inputs"),
     (TEXT, {"prompt": ["x"] * 9, "n": 120}, "the request asks for 1080 completions or inputs; this model takes at most 1024"),
     (TEXT, {"prompt": [50]}, "token id 50"),
-    (TEXT, {"prompt": [1] * 101}, f"'prompt' has 101 tokens; {LENGTH}"),
+    (TEXT, {"prompt": [1] * 101}, f"the prompt has 101 tokens; {LENGTH}"),
     (TEXT, {"prompt": {"a": 1}}, "must be a text"),
     (TEXT, {"prompt": "x", "logit_bias": {str(i): 1 for i in range(51)}}, "'logit_bias' has 51 entries"),
     (TEXT, {"prompt": [[1], {"a": 1}]}, "must be a text"),
@@ -71,12 +72,12 @@ REFUSALS = [
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"max_length": 10**8, "padding": "max_length"}}, "'max_length'"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": "x"}, "must be an object"),
     (CHAT, {"messages": HELLO, "chat_template": "x"}, "the operator chooses the template"),
-    ("/score", {"text_1": "x", "text_2": ["y"], "instruction": "x" * 3201}, "'instruction' has 3201 characters"),
-    ("/score", {"instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x" * 300}}, "'instruction' has 3300"),
+    ("/score", {"text_1": "x", "text_2": ["y"], "instruction": "x" * 3201}, "the prompt has 3201 characters"),
+    ("/score", {"instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x" * 300}}, "the prompt has 3300"),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "file_id": "f"}]}]}, "'file_id'"),
     (CHAT, {"messages": [{"content": "x"}]}, "messages must be a list"),
     (CHAT, {"messages": "x"}, "messages must be a list"),
-    (CHAT, {"messages": [{"role": "user", "content": "x" * 3201}]}, "'messages' has 3205 characters"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 3201}]}, "the prompt has 3205 characters"),
     (CHAT, {"messages": HELLO, "tools": ["x"]}, "list of objects"),
     (CHAT, {"messages": HELLO, "tools": {"type": "function"}}, "list of objects"),
     ("/v1/responses", {"input": "x", "tools": [{"type": "namespace", "tools": [{}] * 300}] * 2}, "tools has 602 entries"),
@@ -103,7 +104,7 @@ REFUSALS = [
     ("/v1/responses", {"input": "x", "logit_bias": {"50": 1}}, "logit_bias: token id 50 is not in the model's vocabulary"),
     (TEXT, {"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids: token id -1 is negative"),
     (TEXT, {"prompt": "x", "structured_outputs": {"json": '{"enum": [1180591620717411303424]}'}}, "more than 64 bits"),
-    ("/v1/responses", {"input": "x", "top_logprobs": 129}, "'top_logprobs' must be smaller, it is 129"),
+    ("/v1/responses", {"input": "x", "top_logprobs": 129}, "top_logprobs must be smaller, it is 129"),
     (TEXT, {"prompt": "x", "model": "x" * 1025}, "'model' has 1025 characters"),
     ("/v1/responses", {"input": "x", "prompt": {"id": "x"}}, "'prompt' is not taken from a request: it names a template"),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "grammar"}}}, "text.format"),
@@ -140,7 +141,7 @@ REFUSALS = [
     (
         CHAT,
         {"messages": HELLO, "chat_template_kwargs": {"documents": [""] * 300_000}},
-        "has 1200015 characters",
+        "has 1200015 bytes",
     ),
     (TEXT, {"prompt": "x", "response_format": "[" * 100_000}, "must be an object"),
     ("/v1/embeddings", {"input": [{"role": "user"}]}, "must be a text"),
@@ -201,7 +202,7 @@ def test_odd_values_pass_or_are_refused(facts):
         for name in [*JUDGED, "unknown", *REFUSED, *route.refused]:
             for value in ODD:
                 with suppress(AdapterError):
-                    check(route, KIND, {name: value}, USUAL, facts)
+                    check(route, KIND, {name: value}, fit_of(facts, in_flight=1))
 
 
 @pytest.mark.parametrize("path", [path for path, route in ROUTES.items() if route.method == "POST"])
@@ -256,7 +257,7 @@ def test_tools_that_messages_add_count_with_the_others(path):
         check(*[part] * 201, tools=312)
     tool = {"name": "f", "input_schema": {"x" * USUAL.max_parameter_bytes: 1}}
     part["tool"]["definition"] = tool  # type: ignore[index]
-    with pytest.raises(AdapterError, match=r"tools has .* characters"):
+    with pytest.raises(AdapterError, match=r"tools has .* bytes"):
         check(part, tools=0)
 
 

@@ -14,6 +14,7 @@ from support.engine_parts import Log
 from support.openai_judged import JUDGED
 from triton_vllm.base.errors import UnavailableError
 from triton_vllm.base.limits import USUAL
+from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.instances.counts import Counts
@@ -44,18 +45,12 @@ class Gate:
 
     refuses = ""
 
-    def require_alive(self):
-        self._check("alive")
+    def let_in(self):
+        if self.refuses:
+            raise UnavailableError(f"not {self.refuses}")
 
-    def require_awake(self):
-        self._check("awake")
-
-    def require_room(self, count=1, unit=""):
-        self._check("room")
-
-    def _check(self, what):
-        if what == self.refuses:
-            raise UnavailableError(f"not {what}")
+    def require_room(self, count, unit):
+        pass
 
 
 class App:
@@ -83,13 +78,12 @@ class Client:
         prompter: Any = Prompter()
         jobs: Any = Jobs(asyncio.get_running_loop(), Translator(VLLM, Log()), USUAL, Counts(), Log())
         jobs.is_up = lambda: self.up
-        self.gate, self.app = Gate(), App()
+        gate: Any = Gate()
+        self.gate, self.app = gate, App()
         rules: Any = SimpleNamespace(
             vllm=VLLM,
-            gate=self.gate,
+            fit=Fit(Facts(max_tokens=100), USUAL, gate),
             jobs=jobs,
-            facts=Facts(max_tokens=100),
-            limits=USUAL,
             prompter=prompter,
             adapter=self.adapter,
         )
@@ -201,14 +195,13 @@ async def test_health_is_that_of_the_engine(path):
     assert await client.ask(path, method="GET") == (503, b"")
 
 
-@pytest.mark.parametrize("what", ["alive", "awake", "room"])
-async def test_the_gate_is_asked_first(what):
+async def test_the_gate_is_asked_first():
     """A request that it refuses is not read."""
     client = Client()
-    client.gate.refuses = what
+    client.gate.refuses = "awake"
     status, body = await client.ask(body=b"no JSON")
     assert status == 503
-    assert json.loads(body)["error"]["message"] == f"not {what}"
+    assert json.loads(body)["error"]["message"] == "not awake"
 
 
 async def test_an_unloading_model_takes_nothing():

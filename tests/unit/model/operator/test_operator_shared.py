@@ -97,10 +97,10 @@ async def test_a_sleep_waits_for_the_requests_of_all_instances(pair):
     second.note(1)
     sleep = first.start("sleep")
     await until(lambda: refusing(pair) == [True, True])
-    assert [one.operator.closed for one in pair] == [False, False]
+    assert [one.state.closed for one in pair] == [False, False]
     second.note(0)
     assert (await sleep).outputs == {"operation": "sleep", "asleep": True}
-    assert [one.operator.closed for one in pair] == [True, True]
+    assert [one.state.closed for one in pair] == [True, True]
     await second.ask("wake_up")
     assert (refusing(pair), first.llm.calls) == ([False, False], ["sleep", "wake_up"])
 
@@ -118,7 +118,7 @@ async def test_a_request_that_begins_while_the_engine_is_closed_is_waited_for(pa
 
     first.operator._in_flight = in_flight
     sleep = first.start("sleep")
-    await until(lambda: second.operator.closed)
+    await until(lambda: second.state.closed)
     for _ in range(5):
         await asyncio.sleep(0.001)
     assert (sleep.done(), first.llm.calls) == (False, [])

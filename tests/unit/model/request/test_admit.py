@@ -13,14 +13,13 @@ import pytest
 
 from support import fake_vllm
 from support.fake_triton import Request
-from support.gates import admit, open_gate
+from support.gates import admit, fit_of
 from support.pictures import picture, png
 from triton_vllm.base.dialect import OFFICIAL, OURS
 from triton_vllm.base.errors import DEAD, InvalidRequestError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.reply.response import Assembler, PoolingAssembler, assembler
 from triton_vllm.request.admit import Admission, Policy
-from triton_vllm.request.fit import check_params
 from triton_vllm.vllm_api import Facts
 
 VLLM: Any = SimpleNamespace(
@@ -63,8 +62,8 @@ def let(triton):
         multimodal=False,
     ):
         facts = replace(FACTS, tasks=tasks, multimodal=multimodal, scoring_task=scores)
-        gate = open_gate(healthy=healthy, in_flight=in_flight, asleep=asleep, most=limits.max_requests_in_flight)
-        job = admit(Admission(VLLM, gate, facts, adapter, Policy("mine", limits, dialect)), request, dialect)
+        fit = fit_of(facts, limits, healthy=healthy, in_flight=in_flight, asleep=asleep)
+        job = admit(Admission(VLLM, fit, adapter, Policy("mine", dialect)), request, dialect)
         return job, request.sender.told()
 
     return let_in
@@ -163,9 +162,9 @@ def test_log_probabilities_of_a_prompt_are_refused_where_they_end_the_engine():
     """vLLM's CPU build with LoRA; 0 is a number of them, too."""
     for count in (0, 2):
         with pytest.raises(UnsupportedError, match="prompt_logprobs: vLLM on a CPU cannot compute them"):
-            check_params(SimpleNamespace(prompt_logprobs=count), Facts(prompt_logprobs=False))
-        check_params(SimpleNamespace(prompt_logprobs=count), Facts())
-    check_params(SimpleNamespace(prompt_logprobs=None), Facts(prompt_logprobs=False))
+            fit_of(Facts(prompt_logprobs=False)).check_params(SimpleNamespace(prompt_logprobs=count))
+        fit_of(Facts()).check_params(SimpleNamespace(prompt_logprobs=count))
+    fit_of(Facts(prompt_logprobs=False)).check_params(SimpleNamespace(prompt_logprobs=None))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from support import fake_vllm
 from support.fake_triton import Request
-from support.gates import admit, open_gate
+from support.gates import admit, fit_of
 from triton_vllm.base.errors import AdapterError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.request.admit import Admission, Policy
@@ -42,8 +42,8 @@ def admitted(values, limits=ALL, facts=None, trace=None):
         request.trace = lambda: SimpleNamespace(get_context=lambda: trace)
     vllm: Any = SimpleNamespace(**{n: getattr(fake_vllm, n) for n in NAMES}, client_errors=(ValueError,), AsyncLLM=Llm)
     facts = replace(facts or Facts(), tasks=("generate",))
-    policy = Policy("mine", limits)
-    job = admit(Admission(vllm, open_gate(), facts, lambda _: None, policy), request)
+    policy = Policy("mine")
+    job = admit(Admission(vllm, fit_of(facts, limits), lambda _: None, policy), request)
     return job, [r.error.message for r in request.sender.told()]
 
 

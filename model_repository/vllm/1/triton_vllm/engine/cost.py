@@ -1,56 +1,72 @@
 """Bound the cost of a request, when the tokens of its prompt and vLLM's parameters are known.
 
-This is the last check before vLLM gets a request, whichever API it came through.
+This is the last check before vLLM gets a request, whichever API it came by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.limits import TOKEN_IDS, refuse_above
+from triton_vllm.vllm_api.minimum import bound_minimum
 
 if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
+    from triton_vllm.engine.job import Job
+    from triton_vllm.vllm_api import Facts
 
 
 _SETS = ("allowed_token_ids", "stop_token_ids")
 """The parameters that vLLM takes for sets."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a request costs, its completions included.
-
-    Attributes:
-        token_ids: the ids in its longest list of ids.
-        logprob_values: its log probabilities.
-    """
-
-    token_ids: int
-    logprob_values: int
+_FEWER = "send fewer prompts in one request"
 
 
-def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: int = 0) -> Cost:
-    """Refuse a request that would stop the others, and make it cheaper.
+def bound(job: Job[Any], params: Any, prompt: Any, limits: Limits, facts: Facts) -> None:
+    """Refuse a prompt that would stop the others, and make it cheaper.
 
-    Repetitions are removed from its lists of ids, and vLLM keeps its log probabilities in flat
-    lists.
+    Repetitions are removed from its lists of ids, vLLM keeps its log probabilities in flat lists,
+    and its ``min_tokens`` fit the model.
 
     Args:
+        job: the request. Changed in place: the costs of its prompts are added up.
         params: vLLM's SamplingParams or PoolingParams. Changed in place.
         prompt: as ``add_request`` takes it. Each byte of a text may be a token.
         limits: the model's limits.
-        room: tokens of a prompt and its answer together. 0 means unknown.
-        vocabulary: tokens that the model knows. 0 means unknown.
-
-    Returns:
-        The cost, for a request that has several prompts.
+        facts: what the model can take.
 
     Raises:
         InvalidRequestError: the request costs more than a limit allows. The text has the limit.
     """
+    ids, values = _costs(params, prompt, limits, facts)
+    # vLLM's own server copies the lists for each prompt, and builds one answer for all.
+    job.token_ids += ids
+    job.logprob_values += values
+    refuse_above(
+        limits.max_token_ids,
+        job.token_ids,
+        "the longest list of token ids, times n, has for all prompts",
+        "token ids",
+        _FEWER,
+    )
+    refuse_above(
+        limits.max_logprob_values,
+        job.logprob_values,
+        "max_tokens times logprobs, plus the prompt's tokens times prompt_logprobs, times n, "
+        "are for all prompts",
+        "values",
+        _FEWER,
+    )
+    if getattr(params, "min_tokens", 0):
+        bound_minimum(params, prompt, facts.max_tokens)
+
+
+def _costs(params: Any, prompt: Any, limits: Limits, facts: Facts) -> tuple[int, int]:
+    """Return the ids in the longest list of a prompt and its log probabilities, times n."""
+    room = facts.max_tokens
+    vocabulary = facts.vocabulary
     completions = getattr(params, "n", 1)
     # 1) Lists of ids. vLLM sends each to EngineCore once for each completion. 300,000 repetitions
     # of one id with 128 completions stopped the engine for seconds.
@@ -94,7 +110,7 @@ def bound_cost(params: Any, prompt: Any, limits: Limits, room: int, vocabulary: 
     # would turn the null of its first token into an empty object.
     if hasattr(params, "flat_logprobs") and params.prompt_logprobs is None:
         params.flat_logprobs = True
-    return Cost(max(sizes.values(), default=0) * completions, values)
+    return max(sizes.values(), default=0) * completions, values
 
 
 def _for_each(params: Any, name: str, vocabulary: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import UNLOADING, StoppedError
 from triton_vllm.engine import spare_memory
+from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.gate import Gate
 from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.loop import LoopThread
@@ -145,9 +146,14 @@ class Engine:
             raise
         self._loop.call_soon_threadsafe(self._check)
 
-    def gate(self, when_dead: Callable[[], None] | None) -> Gate:
-        """Return a gate to this engine; it calls ``when_dead`` for requests that find it dead."""
-        return Gate(self.jobs, self.runner.operator, self._limits, when_dead)
+    def fit(self, when_dead: Callable[[], None] | None) -> Fit:
+        """Return the checks in front of this engine, with its gate.
+
+        Args:
+            when_dead: called for each request that finds the engine dead.
+        """
+        gate = Gate(self.jobs, self.runner.operator, self._limits, when_dead)
+        return Fit(self.facts, self._limits, gate)
 
     def parsers(self, names: vllm_api.ParserNames) -> vllm_api.Parsers:
         """Return the parsers with these names for the engine's model.

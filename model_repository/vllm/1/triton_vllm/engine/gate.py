@@ -1,11 +1,10 @@
-"""Admit requests or refuse them; every request passes here, by whichever way it came."""
+"""Let requests in before they are read, by the engine's state; both APIs ask here first."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from triton_vllm.base.errors import UnavailableError
-from triton_vllm.operator.run import ASLEEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,28 +36,25 @@ class Gate:
         self._most = limits.max_requests_in_flight
         self._when_dead = when_dead
 
-    def require_alive(self) -> None:
-        """Refuse the request if there is no engine.
+    def let_in(self, *, to_operator: bool = False) -> None:
+        """Refuse a request by the engine's state, before it is read.
+
+        Args:
+            to_operator: whether it is an operator request. It must reach a full model, to drain
+                it, and a sleeping one, to wake it up.
 
         Raises:
-            UnavailableError: the engine is dead, or has been shut down.
+            UnavailableError: the engine is dead, asleep or has been shut down, or too many
+                requests are in flight.
         """
         # No check of this class asks vLLM's processes: every request passes here.
-        if self._jobs.is_up():
-            return
-        if self._when_dead is not None:
-            self._when_dead()
-        raise UnavailableError(self._jobs.why_down)
-
-    def require_awake(self) -> None:
-        """Refuse the request if only operator requests are taken.
-
-        Raises:
-            UnavailableError: the model is asleep.
-        """
-        # An operator request must still get through, to wake the model up.
-        if self._operator.asleep:
-            raise UnavailableError(ASLEEP)
+        if not self._jobs.is_up():
+            if self._when_dead is not None:
+                self._when_dead()
+            raise UnavailableError(self._jobs.why_down)
+        if not to_operator:
+            self._operator.require_awake()
+            self.require_room()
 
     def require_room(self, count: int = 1, unit: str = "inputs") -> None:
         """Refuse the request if too many would be in flight.

@@ -16,12 +16,11 @@ from triton_vllm.base.errors import (
     InternalError,
     UnavailableError,
 )
-from triton_vllm.engine.cost import bound_cost
+from triton_vllm.engine import cost
 from triton_vllm.engine.job import BEGUN, Job, Subrequest
 from triton_vllm.operator.request import OperatorRequest
-from triton_vllm.operator.run import ASLEEP, Operator
+from triton_vllm.operator.run import Operator
 from triton_vllm.pooling.gathering import Gathering
-from triton_vllm.vllm_api.minimum import bound_minimum
 from triton_vllm.vllm_api.refusals import REQUEST_FAILED, failure
 
 if TYPE_CHECKING:
@@ -133,8 +132,7 @@ class Runner:
                 self._jobs.end(job, await self.operator.run(llm, request, lambda: not job.ended))
                 return
             # The engine may have been sent to sleep after the request was admitted.
-            if self.operator.closed:
-                raise UnavailableError(ASLEEP)  # noqa: TRY301
+            self.operator.require_open()
             if self.store is not None and request.lora_name is not None:
                 job.adapter = await self.store.acquire(llm, request.lora_name)
             collectors = await self._enter(llm, job, order)
@@ -184,10 +182,7 @@ class Runner:
                 prompt, params = await self._prompter.make_pair(llm, part, params)
             else:
                 prompt = await self._prompter.make(llm, part)
-            facts = self._facts
-            bound_cost(params, prompt, self._limits, facts.max_tokens, facts.vocabulary)
-            if getattr(params, "min_tokens", 0):
-                bound_minimum(params, prompt, self._facts.max_tokens)
+            cost.bound(job, params, prompt, self._limits, self._facts)
             options = {"priority": order.request.priority, **order.options}
             options["lora_request"] = job.adapter.request if job.adapter else None
             if order.conversation:

@@ -11,23 +11,18 @@ from triton_vllm.base.errors import (
     AdapterError,
     InternalError,
     InvalidRequestError,
-    UnavailableError,
 )
 from triton_vllm.base.limits import refuse_above
 from triton_vllm.constraints import checks as constraints
-from triton_vllm.engine.cost import bound_cost
+from triton_vllm.engine import cost
 from triton_vllm.engine.job import Subrequest
-from triton_vllm.operator.run import ASLEEP
-from triton_vllm.request.fit import check_params
-from triton_vllm.request.sampling import check_amounts
-from triton_vllm.vllm_api.minimum import bound_minimum
+from triton_vllm.openai.contents import ASKED, UNIT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import Collector, EngineClient
-    from triton_vllm.engine.gate import Gate
+    from triton_vllm.engine.fit import Fit
     from triton_vllm.engine.job import Job
     from triton_vllm.engine.jobs import Jobs
     from triton_vllm.engine.prompts import Prompter
@@ -35,15 +30,11 @@ if TYPE_CHECKING:
     from triton_vllm.lora.store import AdapterStore, Version
     from triton_vllm.openai.delivery import Collected
     from triton_vllm.operator.run import Operator
-    from triton_vllm.vllm_api import Facts, Vllm
+    from triton_vllm.vllm_api import Vllm
 
 # Tasks that the application starts for a request inherit it.
 JOB: ContextVar[Job[Collected] | None] = ContextVar("job", default=None)
 """The job of the request that this task works on."""
-_AMOUNTS = (
-    "n", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "stop", "bad_words",
-)  # fmt: skip
-_FEWER = "send fewer prompts in one request"
 # vLLM makes a whole answer in one piece in the event loop, and all other requests wait. In a chat
 # each log probability takes 16 us: 6 s for 384,000. For one completion there is no such limit: it
 # cannot be asked for in smaller parts.
@@ -57,23 +48,19 @@ class Rules:
 
     Attributes:
         vllm: the loaded vLLM.
-        gate: refuses requests by the engine's state.
+        fit: the checks in front of the engine.
         jobs: begins, counts and ends the requests.
         operator: knows whether the engine sleeps.
         store: the LoRA adapters. None if there are no adapters.
-        facts: what the model can do and take.
-        limits: the model's limits.
         prompter: tries constraints, and shares the event loop.
         adapters: the places of the LoRA adapters.
     """
 
     vllm: Vllm
-    gate: Gate
+    fit: Fit
     jobs: Jobs
     operator: Operator
     store: AdapterStore | None
-    facts: Facts
-    limits: Limits
     prompter: Prompter
     adapters: Adapters
 
@@ -88,8 +75,7 @@ class Rules:
         """
         if self.store is None or not isinstance(name, str):
             return None
-        if self.operator.closed:
-            raise UnavailableError(ASLEEP)
+        self.operator.require_open()
         try:
             self.adapters.find(name)
             return await self.store.acquire(llm, name)
@@ -109,44 +95,19 @@ class Rules:
         """
         job = _job()
         # 1) The state may have changed since the request came through the middleware.
-        self.gate.require_alive()
-        self.gate.require_awake()
-        if self.operator.closed:
-            raise UnavailableError(ASLEEP)
+        self.jobs.engine()
+        self.operator.require_open()
         # 2) What the parameters ask for
-        check_params(params, self.facts)
-        values = {name: getattr(params, name, None) for name in _AMOUNTS}
-        count = values["n"] = values["n"] or 1
-        check_amounts(self.limits, values, self.facts.max_tokens)
-        # 3) Room, which is free again when the request ends
+        fit = self.fit
+        limits = fit.limits
+        fit.check_params(params)
+        count = getattr(params, "n", None) or 1
         asked = job.asked + count
-        if asked > max(job.weight, 1):
-            most = self.limits.max_requests_in_flight
-            refuse_above(most, asked, "the request asks for", "completions or inputs")
-            self.gate.require_room(asked - job.weight, "completions or inputs")
-        # 4) The cost of the whole
-        facts = self.facts
-        cost = bound_cost(params, prompt, self.limits, facts.max_tokens, facts.vocabulary)
-        # vLLM's application copies the lists for each prompt, and builds one answer for all.
-        job.token_ids += cost.token_ids
-        job.logprob_values += cost.logprob_values
-        refuse_above(
-            self.limits.max_token_ids,
-            job.token_ids,
-            "the longest list of token ids, times n, has for all prompts",
-            "token ids",
-            _FEWER,
-        )
-        refuse_above(
-            self.limits.max_logprob_values,
-            job.logprob_values,
-            "max_tokens times logprobs, plus the prompt's tokens times prompt_logprobs, times n, "
-            "are for all prompts",
-            "values",
-            _FEWER,
-        )
+        fit.check_weight(asked, ASKED, UNIT, counted=job.weight)
+        # 3) The cost of the whole
+        cost.bound(job, params, prompt, limits, fit.facts)
         is_whole = getattr(params, "output_kind", None) is self.vllm.RequestOutputKind.FINAL_ONLY
-        if asked > 1 and is_whole and self.limits.max_logprob_values:
+        if asked > 1 and is_whole and limits.max_logprob_values:
             refuse_above(
                 IN_ONE_PIECE,
                 job.logprob_values,
@@ -154,8 +115,6 @@ class Rules:
                 "values",
                 "set stream, or send a request for each completion",
             )
-        if getattr(params, "min_tokens", 0):
-            bound_minimum(params, prompt, facts.max_tokens)
         self.jobs.ledger.weigh(job, count)
 
     async def examine(self, llm: EngineClient, params: Any) -> None:
@@ -165,7 +124,7 @@ class Rules:
             AdapterError: the reason for a refusal.
         """
         wanted = getattr(params, "structured_outputs", None)
-        constraint = constraints.to_compile(self.limits, wanted)
+        constraint = constraints.to_compile(self.fit.limits, wanted)
         if constraint is not None:
             await self.prompter.try_constraint(llm, constraint)
 

@@ -9,15 +9,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import shown
-from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.base.limits import TOKEN_IDS, context_length, refuse_above
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.limits import TOKEN_IDS, refuse_above
 from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.media.checks import check_parts
 from triton_vllm.openai.fields import REFUSED
 from triton_vllm.openai.items import Listed, count_values
-from triton_vllm.openai.refusal import FieldError
-from triton_vllm.request.fit import check_ids, check_prompt_ids
+from triton_vllm.openai.refusal import FieldError, naming
 from triton_vllm.request.sampling import response_format
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.constraints.checks import Constraint
+    from triton_vllm.engine.fit import Fit
     from triton_vllm.openai.fields import Route
     from triton_vllm.vllm_api import BodyType, Facts
 
@@ -38,6 +38,9 @@ _TAKEN = (
     "only texts, tool calls and their results are. "
     "Messages of chat completions may have pictures, audio and video"
 )
+ASKED = "the request asks for"
+UNIT = "completions or inputs"
+"""The words for a request's weight: its prompts and completions are counted together."""
 MOST_CHARACTERS = 1024
 """The most characters of the model's name."""
 MOST_VALUES = 1024
@@ -79,43 +82,41 @@ class Content:
     lists: tuple[Listed, ...] = ()
 
 
-def check(
-    route: Route, kind: BodyType, body: Mapping[str, Any], limits: Limits, facts: Facts
-) -> Content:
+def check(route: Route, kind: BodyType, body: Mapping[str, Any], fit: Fit) -> Content:
     """Check a body; return the parts that other rooms check.
 
     Args:
         route: the path's rules.
         kind: what vLLM takes on the path.
         body: the parsed body, with no fields but those that vLLM has.
-        limits: the model's limits.
-        facts: what the model can do and take.
+        fit: the checks in front of the engine.
 
     Raises:
         AdapterError: something in the body is refused. The text names the field.
     """
+    limits = fit.limits
     _check_fields(route, body)
-    _check_amounts(route, body, limits, facts)
+    _check_amounts(route, body, fit)
     texts = [
         text
         for name in route.prompts
         if body.get(name) is not None
-        for text in _prompts(limits, facts, name, body[name])
+        for text in _prompts(fit, name, body[name])
     ]
     # vLLM then cuts a text that has too many tokens.
     if body.get("truncate_prompt_tokens") is not None:
         texts = [text for text in texts if len(text) > CUT_AT_MOST]
-    _check_completions(route, body, limits)
+    _check_completions(route, body, fit)
     media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
-        media = _conversation(route, body, limits, facts)
+        media = _conversation(route, body, fit)
     lists = tuple(
         Listed(kind, name, body[name], most)
         for name, most in route.unions.items()
         if isinstance(body.get(name), list)
     )
     if body.get("instruction") is not None:
-        _instruction(body, limits, facts)
+        _instruction(body, fit)
     if "chat_template_kwargs" in body:
         _template_kwargs(limits, body["chat_template_kwargs"])
     constraint = _constraint(limits, body)
@@ -130,19 +131,20 @@ def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
             raise FieldError(name, f"'{name}' is not taken from a request: {reason}")
 
 
-def _check_amounts(route: Route, body: Mapping[str, Any], limits: Limits, facts: Facts) -> None:
+def _check_amounts(route: Route, body: Mapping[str, Any], fit: Fit) -> None:
     """Bound what vLLM would look at value by value, and answer with an error for each."""
     # vLLM has the name in its answer.
     if isinstance(body.get("model"), str):
         refuse_above(MOST_CHARACTERS, len(body["model"]), "'model' has", "characters")
     # For a streamed response, vLLM would refuse it after the start of the stream.
     if type(body.get("top_logprobs")) is int:
-        text = "'top_logprobs' must be smaller, it is"
-        refuse_above(limits.max_logprobs, body["top_logprobs"], text)
+        with naming("top_logprobs"):
+            fit.check_logprobs("top_logprobs", body["top_logprobs"])
     for name, value in body.items():
         if name in TOKEN_IDS:
             if value:
-                check_ids(name, _ids(name, value, facts), facts)
+                with naming(name):
+                    fit.check_token_ids(name, _ids(name, value, fit.facts))
         elif not (name in _LARGE or name in route.prompts or name in route.conversation):
             count = count_values(value, MOST_VALUES)
             refuse_above(MOST_VALUES, count, f"'{shown(name)}' has", "values or more")
@@ -162,62 +164,47 @@ def _ids(name: str, value: Any, facts: Facts) -> list[int]:
     raise FieldError(name, "'logit_bias' must be an object with a number for each token id")
 
 
-def _prompts(limits: Limits, facts: Facts, name: str, value: Any) -> Iterator[str]:
+def _prompts(fit: Fit, name: str, value: Any) -> Iterator[str]:
     """Yield the texts of a field with a text, tokens, or a list of them."""
     several = isinstance(value, list) and not _are_ids(value)
     if several:
-        refuse_above(limits.max_inputs, len(value), f"'{name}' has", "entries")
+        refuse_above(fit.limits.max_inputs, len(value), f"{name} has", "inputs")
     for prompt in value if several else [value]:
+        with naming(name):
+            if isinstance(prompt, str):
+                fit.check_text(len(prompt))
+            elif isinstance(prompt, list) and _are_ids(prompt):
+                fit.check_ids(prompt)
+            else:
+                raise InvalidRequestError(f"'{name}' must be a text, token ids, or a list of them")
         if isinstance(prompt, str):
-            _check_characters(limits, facts, name, len(prompt))
             yield prompt
-        elif isinstance(prompt, list) and _are_ids(prompt):
-            if 0 < facts.max_tokens < len(prompt):
-                raise FieldError(
-                    name,
-                    f"'{name}' has {len(prompt)} tokens; {context_length(facts.max_tokens)}",
-                )
-            check_prompt_ids(name, prompt, facts)
-        else:
-            raise FieldError(name, f"'{name}' must be a text, token ids, or a list of them")
 
 
-def _check_completions(route: Route, body: Mapping[str, Any], limits: Limits) -> None:
-    """Refuse what the model never has room for. vLLM would begin to work on the first prompts."""
+def _check_completions(route: Route, body: Mapping[str, Any], fit: Fit) -> None:
+    """Refuse what there is no room for. vLLM would begin to work on the first prompts."""
     prompts = body.get(route.prompts[0]) if route.prompts else None
     count = len(prompts) if isinstance(prompts, list) and not _are_ids(prompts) else 1
     n = body.get("n")
     asked = count * n if type(n) is int else count
-    refuse_above(
-        limits.max_requests_in_flight, asked, "the request asks for", "completions or inputs"
-    )
+    # The ledger has one.
+    fit.check_weight(asked, ASKED, UNIT, counted=1)
 
 
 def _are_ids(value: list[Any]) -> bool:
     return all(type(item) is int for item in value)
 
 
-def _check_characters(limits: Limits, facts: Facts, name: str, characters: int) -> None:
-    # Such a text hardly ever fits, so no time is spent on tokenizing it.
-    most = facts.max_tokens * limits.max_characters_per_token
-    if 0 < most < characters:
-        raise FieldError(
-            name,
-            f"'{name}' has {characters} characters; {context_length(facts.max_tokens)}, "
-            f"so it takes at most {most} characters",
-        )
-
-
-def _instruction(body: Mapping[str, Any], limits: Limits, facts: Facts) -> None:
+def _instruction(body: Mapping[str, Any], fit: Fit) -> None:
     """Check what vLLM adds to each pair of texts before it tokenizes the pair."""
     given = [body.get("instruction"), body.get("chat_template_kwargs")]
-    _check_characters(limits, facts, "instruction", sum(map(_characters, given)))
+    with naming("instruction"):
+        fit.check_text(sum(map(_characters, given)))
 
 
-def _conversation(
-    route: Route, body: Mapping[str, Any], limits: Limits, facts: Facts
-) -> tuple[Mapping[str, Any], ...]:
+def _conversation(route: Route, body: Mapping[str, Any], fit: Fit) -> tuple[Mapping[str, Any], ...]:
     """Check a conversation; return its messages if they have media."""
+    limits = fit.limits
     # 1) Messages
     lengths: list[int] = []
     added: list[Any] = []
@@ -235,8 +222,8 @@ def _conversation(
             for number, message in enumerate(messages):
                 texts.check(message.get("content"), f"messages[{number}].content")
             added = texts.tools
-    if lengths and not facts.multimodal:
-        raise UnsupportedError("messages: this model takes texts only")
+    if lengths:
+        fit.check_media("messages")
     # 2) What the other protocols have in place of messages
     _Texts(limits).check(body.get("system"), "system")
     if isinstance(body.get("input"), list) and "input" in route.conversation:
@@ -251,7 +238,8 @@ def _conversation(
     # The arguments of a template may be texts, too.
     prompt = (*route.conversation, "chat_template_kwargs")
     characters = sum(_characters(body.get(name)) for name in prompt)
-    _check_characters(limits, facts, route.conversation[0], characters - sum(lengths))
+    with naming(route.conversation[0]):
+        fit.check_text(characters - sum(lengths))
     return tuple(messages) if lengths else ()
 
 
@@ -269,7 +257,7 @@ def _check_tools(limits: Limits, tools: Any, added: list[Any]) -> None:
     inner = [tool["tools"] for tool in tools if isinstance(tool.get("tools"), list)]
     count = len(tools) + sum(map(len, inner))
     refuse_above(limits.max_tools, count, "tools has", "entries")
-    refuse_above(limits.max_parameter_bytes, len(json.dumps(tools)), "tools has", "characters")
+    refuse_above(limits.max_parameter_bytes, len(json.dumps(tools)), "tools has", "bytes")
 
 
 def _is_message(item: Any) -> bool:
@@ -344,7 +332,7 @@ def _template_kwargs(limits: Limits, kwargs: Any) -> None:
     if not isinstance(kwargs, dict):
         raise FieldError("chat_template_kwargs", "chat_template_kwargs must be an object")
     size = len(json.dumps(kwargs))
-    refuse_above(limits.max_parameter_bytes, size, "chat_template_kwargs has", "characters")
+    refuse_above(limits.max_parameter_bytes, size, "chat_template_kwargs has", "bytes")
     check_template_kwargs(limits, kwargs)
 
 

@@ -68,7 +68,7 @@ class Middleware:
         self._rules = rules
         self._key = hashlib.sha256(key.encode()).digest() if key else b""
         self._note = note
-        self._bodies = Bodies(rules.limits)
+        self._bodies = Bodies(rules.fit.limits)
         self._reading: set[Interrupt] = set()
         self._checking: set[Interrupt] = set()
         self.application: Application | None = None
@@ -170,16 +170,14 @@ class Middleware:
     def _require_admission(self) -> None:
         if self.closed:
             raise UnavailableError(UNLOADING)
-        self._rules.gate.require_alive()
-        self._rules.gate.require_awake()
-        self._rules.gate.require_room()
+        self._rules.fit.gate.let_in()
 
     def _content(self, path: str, read: bytes) -> tuple[bytes, Content]:
         """Return the body as vLLM may read it, and what is left to check."""
         rules = self._rules
         if self.application is None:
             raise UnavailableError(DEAD)
-        body = parse(rules.limits, read, rules.facts)
+        body = parse(rules.fit.limits, read, rules.fit.facts)
         kind = self.application.bodies.get(path)
         if kind is None:
             raise HttpRefusalError(HTTPStatus.NOT_FOUND, "this model has no such path")
@@ -188,7 +186,7 @@ class Middleware:
         if drop_log_probabilities(known.get("input")) or len(known) < len(body):
             # A body without such fields is passed on as it is: writing costs as much as parsing.
             read = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
-        return read, check(ROUTES[path], kind, known, rules.limits, rules.facts)
+        return read, check(ROUTES[path], kind, known, rules.fit)
 
     async def _check(self, content: Content, job: Job[Collected]) -> None:
         rules = self._rules
@@ -199,7 +197,7 @@ class Middleware:
         for listed in content.lists:
             await listed.check(rules.prompter.take_turn)
         for text in content.texts:
-            await rules.prompter.check_text(llm, text, rules.facts.max_tokens)
+            await rules.prompter.check_text(llm, text, rules.fit.facts.max_tokens)
         if content.messages:
             await rules.prompter.check_videos(content.messages)
         if content.constraint is not None:

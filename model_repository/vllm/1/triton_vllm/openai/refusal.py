@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
 from triton_vllm.base.coerce import shown
 from triton_vllm.base.errors import AdapterError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class HttpRefusalError(AdapterError):
@@ -35,6 +40,15 @@ class FieldError(InvalidRequestError):
         super().__init__(text)
         # A client could send a name of megabytes.
         self.name = shown(name)
+
+
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Give the field's name to what is refused in the block."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise FieldError(field, str(error)) from None
 
 
 # vLLM's names of these kinds of errors.

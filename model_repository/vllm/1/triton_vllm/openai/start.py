@@ -19,10 +19,9 @@ from triton_vllm.openai.tritons_ports import parents_arguments, refuse_tritons
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from triton_vllm.base.limits import Limits
     from triton_vllm.chat.template import ChatTemplate
     from triton_vllm.engine.engine import Engine
-    from triton_vllm.engine.gate import Gate
+    from triton_vllm.engine.fit import Fit
     from triton_vllm.lora.config import Adapters
     from triton_vllm.vllm_api import ParserNames, Vllm
 
@@ -127,18 +126,14 @@ def plan(
     return made
 
 
-def server(
-    plan: Plan, engine: Engine, gate: Gate, *, vllm: Vllm, limits: Limits, adapters: Adapters
-) -> Server:
+def server(plan: Plan, engine: Engine, fit: Fit, *, vllm: Vllm, adapters: Adapters) -> Server:
     """Return the server of a running engine; ``Engine.attach`` starts it."""
     rules = Rules(
         vllm=vllm,
-        gate=gate,
+        fit=fit,
         jobs=engine.jobs,
         operator=engine.runner.operator,
         store=engine.runner.store,
-        facts=engine.facts,
-        limits=limits,
         prompter=engine.prompter,
         adapters=adapters,
     )

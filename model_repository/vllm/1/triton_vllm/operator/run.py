@@ -58,10 +58,23 @@ class Operator:
         """Whether new requests are refused; any thread may read it."""
         return self._state.asleep
 
-    @property
-    def closed(self) -> bool:
-        """Whether requests are refused that were admitted just before; any thread may read it."""
-        return self._state.closed
+    def require_awake(self) -> None:
+        """Refuse a request that is not an operator's; any thread may call it.
+
+        Raises:
+            UnavailableError: the model is asleep, or about to be.
+        """
+        if self.asleep:
+            raise UnavailableError(ASLEEP)
+
+    def require_open(self) -> None:
+        """Refuse a request that was let in just before the engine was sent to sleep.
+
+        Raises:
+            UnavailableError: vLLM would hold the request until it is woken up.
+        """
+        if self._state.closed:
+            raise UnavailableError(ASLEEP)
 
     async def run(
         self, llm: EngineClient, request: OperatorRequest, wanted: Callable[[], bool]
@@ -169,7 +182,6 @@ class Operator:
         """Load an adapter, even if its files seem unchanged."""
         if self._store is None:
             raise UnsupportedError(NO_LORA)
-        if self.asleep:
-            raise UnavailableError(ASLEEP)
+        self.require_awake()
         version = await self._store.acquire(llm, name, afresh=True)
         return {"name": name, "version": version.request.lora_name}

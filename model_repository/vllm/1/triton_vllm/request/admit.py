@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base import official, triton
 from triton_vllm.base.dialect import OURS
 from triton_vllm.base.errors import UnsupportedError
-from triton_vllm.base.limits import USUAL, Limits, refuse_above
 from triton_vllm.call import GenerateRequest
 from triton_vllm.chat import conversations
 from triton_vllm.constraints import checks as constraints
@@ -19,7 +18,6 @@ from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling import request as pooling
 from triton_vllm.pooling.embedding import EmbedRequest, Part
 from triton_vllm.request import sampling
-from triton_vllm.request.fit import check_fit, check_params
 from triton_vllm.request.parse import parse
 
 if TYPE_CHECKING:
@@ -27,8 +25,9 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.protocols import TritonRequest
+    from triton_vllm.engine.fit import Fit
     from triton_vllm.pooling.embedding import Scoring
-    from triton_vllm.vllm_api import Facts, Parsers, Vllm
+    from triton_vllm.vllm_api import Parsers, Vllm
 
 # In older vLLM, ``encode`` may also have one vector.
 BY_TOKEN = ("token_embed", "token_classify", "encode")
@@ -41,28 +40,13 @@ class Policy:
 
     Attributes:
         name: the model's name.
-        limits: how much a request may ask for, and how many requests there may be.
         dialect: our behaviour or the official backend's.
         parsers: read the answers to chats. None leaves the answers unparsed.
     """
 
     name: str
-    limits: Limits = USUAL
     dialect: Dialect = OURS
     parsers: Parsers | None = None
-
-
-class Gate(Protocol):
-    """Lets requests in; each check raises UnavailableError with the reason for a refusal."""
-
-    def require_alive(self) -> None:
-        """Refuse the request if the engine is dead."""
-
-    def require_awake(self) -> None:
-        """Refuse the request if only operator requests are taken."""
-
-    def require_room(self, count: int = 1, unit: str = "inputs") -> None:
-        """Refuse the request if too many would be in flight; each input and completion counts."""
 
 
 class Admission:
@@ -70,8 +54,7 @@ class Admission:
 
     Args:
         vllm: the loaded vLLM. It determines which parameters exist.
-        gate: lets requests in.
-        facts: what the model can do and take.
+        fit: checks requests against the model.
         find_adapter: raises an error for a name that no LoRA adapter can have.
         policy: the operator's choices.
     """
@@ -79,18 +62,17 @@ class Admission:
     def __init__(
         self,
         vllm: Vllm,
-        gate: Gate,
-        facts: Facts,
+        fit: Fit,
         find_adapter: Callable[[str], object],
         policy: Policy,
     ) -> None:
         self._name = policy.name
         self._vllm = vllm
-        self._gate = gate
-        self._facts = facts
+        self._fit = fit
+        self._facts = fit.facts
+        self._limits = fit.limits
         self._find_adapter = find_adapter
         self._dialect = policy.dialect
-        self._limits = policy.limits
         self._parsers = policy.parsers
         self._schema = vllm_api.sampling_schema(vllm)
         self._pooling_types = vllm_api.pooling_types(vllm)
@@ -102,11 +84,8 @@ class Admission:
             AdapterError: the reason for a refusal.
         """
         # 1) Refuse what no request may do now, before anything is read.
-        self._gate.require_alive()
         inputs = triton.inputs(request)
-        # An operator must be able to drain a full model.
-        if operator.INPUT_NAME not in inputs:
-            self._gate.require_room()
+        self._fit.gate.let_in(to_operator=operator.INPUT_NAME in inputs)
         # 2) Read the request.
         parameters = triton.parameters(request)
         timeout = triton.timeout_us(request) if self._dialect.reads_timeout else 0
@@ -115,14 +94,15 @@ class Admission:
         )
         if isinstance(parsed, OperatorRequest):
             return Order(parsed)
-        self._gate.require_awake()
         if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
             parsed = replace(parsed, **self._pairs(parsed.scoring))
         # 3) Check it against this model.
         if parsed.lora_name is not None:
             self._find_adapter(parsed.lora_name)
-        check_fit(parsed, self._facts, self._limits)
-        self._check_room(len(getattr(parsed, "parts", ())), "embedding_request has", "inputs")
+        if isinstance(parsed, EmbedRequest):
+            self._check_parts(parsed)
+        else:
+            self._check_prompt(parsed)
         # 4) Make vLLM's parameters.
         order = self._embed(parsed) if isinstance(parsed, EmbedRequest) else self._generate(parsed)
         headers = triton.trace_headers(request) if self._facts.traces else None
@@ -145,8 +125,8 @@ class Admission:
             limits=self._limits,
             chat=None if chat is None else self._facts.chat,
         )
-        check_params(params, self._facts)
-        self._check_room(params.n, "sampling parameters: n asks for", "completions")
+        self._fit.check_params(params)
+        self._fit.check_weight(params.n, "sampling parameters: n asks for", "completions")
         conversation = None
         if chat is not None:
             refusals = (*self._vllm.client_errors, KeyError)
@@ -211,12 +191,18 @@ class Admission:
             parts = [Part(text=text) for text in (*queries, *documents)]
         return {"task": task or "score", "parts": tuple(parts)}
 
-    def _check_room(self, count: int, what: str, unit: str) -> None:
-        # The gate has already counted one; more need more room.
-        if count > 1:
-            # More than the limit would never find room, however long the client waits.
-            refuse_above(self._limits.max_requests_in_flight, count, what, unit)
-            self._gate.require_room(count, unit)
+    def _check_prompt(self, parsed: GenerateRequest) -> None:
+        chat = parsed.chat
+        if parsed.media or (chat and chat.media):
+            self._fit.check_media(next(iter(parsed.media), "messages"))
+        self._fit.check_ids(parsed.token_ids or ())
+        self._fit.check_text(chat.characters if chat else len(parsed.text or ""))
+
+    def _check_parts(self, parsed: EmbedRequest) -> None:
+        for part in parsed.parts:
+            self._fit.check_ids(part.token_ids or ())
+            self._fit.check_text(len(part.text or "") + len(part.second or ""))
+        self._fit.check_weight(len(parsed.parts), "embedding_request has", "inputs")
 
     def _require(self, task: str) -> None:
         if task not in self._facts.tasks:

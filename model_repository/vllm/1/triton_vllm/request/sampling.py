@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm.base.coerce import closest, coerce, shown
 from triton_vllm.base.document import check_integers
 from triton_vllm.base.errors import InvalidRequestError
-from triton_vllm.base.limits import USUAL, refuse_above
+from triton_vllm.base.limits import USUAL
 from triton_vllm.constraints import checks as constraints
 
 if TYPE_CHECKING:
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 # Only the adapter or vLLM itself sets these, never a client.
 INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args"})
-USUAL_TOKENS = 16
-"""vLLM's ``max_tokens`` for a request that has none."""
-LONGEST_STOP_STRING = 1024
-"""Characters of each string of ``stop`` and ``bad_words``."""
 # That line only counts the errors; the reasons follow.
 _COUNT_LINE = re.compile(r"\d+ validation errors? for \w+\n")
 """Matches the first line of pydantic's errors."""
@@ -49,12 +45,11 @@ def build(
         schema: this vLLM's parameters.
         parameters: the request's parameters.
         stream: whether the answer is streamed.
-        limits: the model's limits.
+        limits: the model's limits of constraints.
         chat: the defaults for a conversation. None for a text or tokens.
 
     Raises:
-        InvalidRequestError: a parameter is unknown, too large or of the wrong type, or vLLM refuses
-            its value.
+        InvalidRequestError: a parameter is unknown or of the wrong type, or vLLM refuses its value.
     """
     values = _structured(schema, dict(parameters), limits)
     if chat is not None:
@@ -70,53 +65,12 @@ def build(
         if chat.most is not None:
             tokens = checked["max_tokens"]
             checked["max_tokens"] = chat.most if tokens is None else min(chat.most, tokens)
-    check_amounts(limits, checked, chat.room if chat else USUAL_TOKENS)
     # A stream gets only new tokens. A whole answer comes at the end, in one output.
     checked["output_kind"] = schema.streaming if stream else schema.whole
     try:
         return schema.make(**schema.fixed, **checked)
     except schema.refusals as error:
         raise InvalidRequestError(f"sampling parameters: {_reason(error)}") from None
-
-
-def check_amounts(limits: Limits, values: Mapping[str, Any], usual: int) -> None:
-    """Refuse parameters that ask for too much.
-
-    Args:
-        limits: the model's limits.
-        values: the parameters.
-        usual: tokens of an answer whose parameters have no ``max_tokens``.
-
-    Raises:
-        InvalidRequestError: a parameter exceeds a limit. The text has its name and the limit.
-    """
-    n = values.get("n", 1)
-    # Without a second completion, the model's length is the limit.
-    if n > 1:
-        refuse_above(limits.max_n, n, "sampling parameters: n must be smaller, it is")
-        tokens = n * (values.get("max_tokens") or usual)
-        text = "sampling parameters: n times max_tokens are"
-        refuse_above(limits.max_answer_tokens, tokens, text, "tokens")
-    for name in ("logprobs", "prompt_logprobs"):
-        count = values.get(name) or 0
-        most = limits.max_logprobs
-        # -1 asks vLLM for all tokens of the vocabulary.
-        if count == -1 and most:
-            raise InvalidRequestError(
-                f"sampling parameters: {name} must be at most {most}, not -1 for all"
-            )
-        refuse_above(most, count, f"sampling parameters: {name} must be smaller, it is")
-    interval = values.get("stream_interval") or 0
-    text = "sampling parameters: stream_interval must be smaller, it is"
-    refuse_above(limits.max_stream_interval, interval, text)
-    for name in ("stop", "bad_words"):
-        words = values.get(name) or ()
-        if isinstance(words, str):
-            words = [words]
-        what = f"sampling parameter '{name}' has"
-        refuse_above(limits.max_stop_strings, len(words), what, "strings")
-        longest = max(map(len, words), default=0)
-        refuse_above(LONGEST_STOP_STRING, longest, f"{what} a string of", "characters")
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,41 @@
+"""Which of vLLM's parameters would harm other requests; tests/hostile has the rest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from support.gates import fit_of
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.limits import Limits
+from triton_vllm.vllm_api import Facts
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "is_taken"), [(64, 8, True), (20, 3, True), (0, 0, True), (65, 8, False), (10**9, 2, False)]
+)
+def test_patterns_that_vllm_looks_for_are_bounded(size, count, is_taken):
+    """It looks for all of them after each token."""
+    params = SimpleNamespace(repetition_detection=SimpleNamespace(max_pattern_size=size, min_count=count))
+    if is_taken:
+        fit_of(Facts()).check_params(params)
+        return
+    with pytest.raises(InvalidRequestError, match=f"repetition_detection: max_pattern_size {size} squared, times min_count"):
+        fit_of(Facts()).check_params(params)
+
+
+def test_strings_are_bounded_one_by_one():
+    """vLLM compares each with the answer, token by token; a single one may come alone."""
+    for given in ({"stop": "x" * 1025}, {"bad_words": ["a", "x" * 1025]}):
+        with pytest.raises(InvalidRequestError, match=r"has a string of 1025 characters; this model takes at most 1024"):
+            fit_of(Facts()).check_params(SimpleNamespace(**given))
+
+
+@pytest.mark.parametrize(("max_tokens", "tokens"), [(6, 24), (None, 40)])
+def test_several_completions_have_a_limit_together(max_tokens, tokens):
+    """Without a number of tokens, each may fill the model's length; one answer is bounded by the model only."""
+    fit = fit_of(Facts(max_tokens=10), Limits(max_answer_tokens=20))
+    with pytest.raises(InvalidRequestError, match=f"n times max_tokens are {tokens} tokens; this model takes at most 20"):
+        fit.check_params(SimpleNamespace(n=4, max_tokens=max_tokens))
+    fit.check_params(SimpleNamespace(n=1, max_tokens=10**6))
