@@ -54,7 +54,7 @@ def fails(owner, name, place):
 submit, use = Runner.submit, Runner.use
 
 def begin(self, order, delivery):
-    place = order.request.text.split()[0]
+    place = order.prompts[0].text.split()[0]
     left[place] = 3 if place == "watch" else 1
     job = submit(self, order, delivery)
     self._loop.call_soon_threadsafe(fail, "loop")

@@ -14,9 +14,10 @@ from support import fake_triton, fake_vllm
 fake_triton.install()  # what is imported next needs Triton's module
 
 from hostile.corpus import CORPUS, Case  # noqa: E402
-from support.gates import admit, fit_of  # noqa: E402
+from support.gates import admitted as let_in  # noqa: E402
+from support.gates import fit_of  # noqa: E402
 from triton_vllm.base.errors import LONGEST_TEXT  # noqa: E402
-from triton_vllm.request.admit import Admission, Policy  # noqa: E402
+from triton_vllm.request.kinds import Served  # noqa: E402
 from triton_vllm.vllm_api import Facts  # noqa: E402
 
 NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
@@ -37,7 +38,7 @@ def array(value: Any) -> Any:
 def admitted(case: Case) -> tuple[Any, list[Any]]:
     """Return the job and the errors of a case."""
     request = fake_triton.Request({name: array(value) for name, value in case.make().items()})
-    job = admit(Admission(VLLM, fit_of(FACTS), lambda name: None, Policy("vllm")), request)
+    job = let_in(request, Served("vllm", VLLM, fit_of(FACTS), lambda name: None))
     return job, [response.error for response in request.sender.told()]
 
 

@@ -108,14 +108,14 @@ class Prompter:
     async def start(self, llm):
         self.started = llm
 
-    async def make(self, llm, request):
-        return {"prompt": "x"}
+    async def make(self, llm, prompt, params):
+        return {"prompt": "x"}, params
 
 
 class Never(Prompter):
     """A prompter that does not come to an end."""
 
-    async def make(self, llm, request):
+    async def make(self, llm, prompt, params):
         await asyncio.Event().wait()
 
 

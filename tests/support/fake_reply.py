@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.engine.order import Order
+from triton_vllm.engine.order import Order, Prompt
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.reply.reply import Reply
 
@@ -60,14 +59,14 @@ class Asked:
     """A request for an engine; what its reply gets goes into the queue of the engine that it is submitted to.
 
     Attributes:
-        order: what is asked of vLLM.
+        order: what is asked of vLLM, or of the engine itself.
         reply: the answer.
         job: the engine's record of it.
     """
 
     job: Job[Reply]
 
-    def __init__(self, order: Order, reply: Reply) -> None:
+    def __init__(self, order: Any, reply: Reply) -> None:
         self.order, self.reply = order, reply
 
     @property
@@ -80,23 +79,21 @@ class Asked:
             engine.got.put((reply, reply.pending.pop()))
 
         self.reply.lane = lane
-        self.job = engine.runner.submit(self.order, self.reply)
-
-
-def fake_order(*, timeout: int = 0, stream: bool = False, lora_name: str | None = None, n: int = 1) -> Order:
-    """Return an order that asks for nothing in particular."""
-    request: Any = SimpleNamespace(priority=0, timeout=timeout, stream=stream, lora_name=lora_name)
-    return Order(request, SimpleNamespace(n=n))
+        take = engine.runner.operate if isinstance(self.order, OperatorRequest) else engine.runner.submit
+        self.job = take(self.order, self.reply)
 
 
 def fake_operation(operation: str, **arguments: Any) -> Asked:
     """Return an operator's request."""
-    return Asked(Order(OperatorRequest(operation, arguments)), fake_reply())
+    return Asked(OperatorRequest(operation, arguments), fake_reply())
 
 
-def fake_job(channel: FakeChannel | None = None, *, bulky: bool = False, **asked: Any) -> Asked:
+def fake_job(
+    channel: FakeChannel | None = None, *, bulky: bool = False, n: int = 1, stream: bool = False, lora_name: str | None = None
+) -> Asked:
     """Return a request that asks for nothing in particular."""
-    return Asked(fake_order(**asked), fake_reply(channel, bulky=bulky))
+    order = Order((Prompt("x"),), None, n, streams=stream, lora_name=lora_name)
+    return Asked(order, fake_reply(channel, bulky=bulky))
 
 
 def fake_reply(channel: Any = None, *, assembler: Any = None, lane: Any = None, **options: Any) -> Reply:

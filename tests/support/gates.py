@@ -12,18 +12,18 @@ from triton_vllm.base.triton import Channel
 from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.gate import Gate
 from triton_vllm.operator.run import Operator
+from triton_vllm.request.admit import admit
 
 if TYPE_CHECKING:
     from support.fake_triton import Request
     from triton_vllm.base.dialect import Dialect
-    from triton_vllm.engine.order import Order
-    from triton_vllm.request.admit import Admission
+    from triton_vllm.request.kinds import Served
 
 
-def admit(admission: Admission, request: Request, dialect: Dialect = OURS) -> Order | None:
-    """Return what a request asks of vLLM; a refused one gets the reason as its answer, as from the service."""
+def admitted(request: Request, served: Served, dialect: Dialect = OURS) -> Any:
+    """Return the call of a request; a refused one gets the reason as its answer, as from the service."""
     try:
-        return admission.admit(request)
+        return admit(request, served, dialect)
     except AdapterError as error:
         log: Any = SimpleNamespace(error=print)
         Channel(request, dialect, log, lambda end, _: end(), errors_apart=True).send_error(error)

@@ -28,13 +28,13 @@ def note(what, text):
     _out.write(f"{what} {text.split()[0]} {time.monotonic()!r}" + chr(10))
 
 def submit(self, order, delivery):
-    _texts[delivery] = order.request.text
-    note("taken", order.request.text)
+    _texts[delivery] = order.prompts[0].text
+    note("taken", order.prompts[0].text)
     return _submit(self, order, delivery)
 
-def begin(self, job, order):
-    _texts[job.id] = order.request.text
-    _begin(self, job, order)
+def begin(self, job, *work):
+    _texts[job.id] = _texts[job.delivery]
+    _begin(self, job, *work)
 
 def take(self, job, item):
     if job.id not in _begun:

@@ -156,15 +156,15 @@ def test_a_load_for_which_shared_memory_is_too_small_says_so(run):
 
 
 PARSERS = """
-import triton_vllm.service as service
-assembler, broken = service.assembler, [KeyError("secret")]
+from triton_vllm.request import generate
+assembler, broken = generate.Assembler, [KeyError("secret")]
 
-def fails_once(order):
+def fails_once(*args, **options):
     if broken:
         raise broken.pop()
-    return assembler(order)
+    return assembler(*args, **options)
 
-service.assembler = fails_once
+generate.Assembler = fails_once
 model.initialize(ARGS)
 first, second, unread = request("a"), request("b"), request("c")
 unread.inputs = lambda: 1 / 0

@@ -1,6 +1,6 @@
 """Load the model, then pass each request from room to room; only ``model.py`` imports this.
 
-``request`` makes an order, ``engine`` runs it, ``reply`` sends its outputs.
+``request`` checks it, ``engine`` runs it, ``reply`` sends its outputs.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from triton_vllm.base import official, triton
 from triton_vllm.base.errors import AdapterError, ConfigError, InternalError
 from triton_vllm.reply.reply import Reply, give_up
-from triton_vllm.reply.response import assembler
-from triton_vllm.request.admit import Admission, Policy
+from triton_vllm.request.admit import admit
+from triton_vllm.request.kinds import Served
 from triton_vllm.startup import interpreter
 from triton_vllm.startup.abandoned import AbandonedLoad
 from triton_vllm.startup.load import load
@@ -52,17 +52,13 @@ class Service:
         when_dead = self._unload if settings.health_check else None
         self._dialect = settings.dialect
         self._errors_apart = prepared.server >= triton.ERRORS_APART_SINCE
-        self._admission = Admission(
+        self._served = Served(
+            name=self._name,
             vllm=prepared.vllm,
             fit=engine.fit(when_dead),
             find_adapter=prepared.adapters.find,
-            policy=Policy(
-                name=self._name,
-                dialect=self._dialect,
-                parsers=self._model.parsers,
-            ),
+            parsers=self._model.parsers,
         )
-
         if prepared.openai is not None:
             self._serve_openai(prepared.openai)
 
@@ -108,21 +104,20 @@ class Service:
             errors_apart=self._errors_apart,
         )
         try:
-            order = self._admission.admit(request)
-            builder = assembler(order)
+            call = admit(request, self._served, self._dialect)
         except AdapterError as error:
             self._refuse(channel, error)
             return
-        # vLLM's parsers, which the assembler opens, may raise anything.
+        # vLLM's parsers may raise anything.
         except Exception as error:  # noqa: BLE001
             # The client gets no details: they may be the server's own.
             self._log.error(f"request refused: {type(error).__name__}: {error}")
             text = "the request could not be prepared; the server's log has the details"
             self._refuse(channel, InternalError(text))
             return
-        lane = self._model.outbox.lane(bulky=order.bulky)
-        reply = Reply(channel, builder, lane, bulky=order.bulky, streams=order.streams)
-        self._model.engine.runner.submit(order, reply)
+        lane = self._model.outbox.lane(bulky=call.bulky)
+        reply = Reply(channel, call.assembler, lane, bulky=call.bulky, streams=call.streams)
+        call.start(self._model.engine.runner, reply)
         # The watch sleeps while nothing is in flight, so it is woken after the job has entered.
         self._model.watch.wake()
 

@@ -16,7 +16,8 @@ from support.engine_parts import (
 )
 from support.fake_reply import fake_job as job
 from support.patience import pause, wait_for
-from triton_vllm.base.errors import DEAD
+from triton_vllm.base.errors import DEAD, UnavailableError
+from triton_vllm.operator.run import ASLEEP
 
 
 def test_a_dead_engine_stays_dead_where_restart_is_off(started):
@@ -100,3 +101,13 @@ def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):
     j.submit(engine)
     assert engine.jobs.ledger.jobs() == [j.job]
     go_on()
+
+
+def test_a_request_that_was_let_in_just_before_a_sleep_is_not_held(started):
+    """vLLM would keep it until somebody wakes the engine up; it never hears of it."""
+    engine, got = started()
+    engine._source.sleep_state.closed = True
+    (late := job()).submit(engine)
+    reply, error = got.get(timeout=PROMISED)
+    assert (reply, type(error), str(error)) == (late.reply, UnavailableError, ASLEEP)
+    assert Llm.started[-1].collectors == {}

@@ -11,20 +11,18 @@ from support.engine_parts import PROMISED, Llm
 from support.fake_reply import Asked, fake_reply
 from support.patience import wait_for
 from triton_vllm.base.errors import CancelledError, InternalError, InvalidRequestError
-from triton_vllm.base.protocols import Gathered
-from triton_vllm.base.wants import Wants
 from triton_vllm.engine.engine import UNLOADED
-from triton_vllm.engine.order import Order
-from triton_vllm.pooling.embedding import EmbedRequest, Part
+from triton_vllm.engine.order import Order, Prompt
+from triton_vllm.pooling.gathering import Gathered
 
 
 def job(count=3, *, most=0, bulky=False):
-    parts = tuple(Part(text=str(number)) for number in range(count))
-    return Asked(Order(EmbedRequest(parts, Wants(), "embed", {}), most_numbers=most), fake_reply(bulky=bulky))
+    prompts = tuple(Prompt(text=str(number)) for number in range(count))
+    return Asked(Order(prompts, None, most_numbers=most), fake_reply(bulky=bulky))
 
 
 def ids(j):
-    return [j.id, *(f"{j.id}.{number}" for number in range(1, len(j.order.parts)))]
+    return [j.id, *(f"{j.id}.{number}" for number in range(1, len(j.order.prompts)))]
 
 
 def number(value):

@@ -75,12 +75,6 @@ def test_an_engine_that_works_may_be_silent_until_the_limit(silence):
     assert silence(Patience(300.0, 60.0, lambda: time.now), time) == 300.0
 
 
-def test_an_engine_that_works_now_and_then_may_be_silent_too(silence):
-    """A step on a GPU needs the processor only at its beginning."""
-    time = Time()
-    assert silence(Patience(300.0, 60.0, lambda: 0.2 * (time.now // 50)), time) == 300.0
-
-
 def test_an_engine_that_stops_working_hangs_a_minute_later(silence):
     """It compiled for two minutes, and then nothing came."""
     time = Time()
@@ -91,12 +85,6 @@ def test_an_engine_that_stops_working_hangs_a_minute_later(silence):
 def test_an_engine_that_may_work_is_waited_for(silence, worked):
     """A GPU computes, a process waits for a disk, or the kernel does not say."""
     assert silence(Patience(300.0, 60.0, lambda: worked), Time()) == 300.0
-
-
-def test_an_engine_that_ends_a_process_is_waited_for(silence):
-    """The processor time falls, as the ended process takes its own with it."""
-    time = Time()
-    assert silence(Patience(300.0, 60.0, lambda: 9.0 if time.now < 150.0 else 5.0), time) == 110.0
 
 
 def test_time_in_which_this_process_was_stopped_as_well_does_not_count(silence):
@@ -120,21 +108,6 @@ def test_an_engine_whose_outputs_come_does_not_hang(silence):
 def test_an_operators_own_limit_is_the_only_one(silence):
     """Whatever the engine does."""
     assert silence(Patience(40.0, 0.0, lambda: 7.0), Time()) == 40.0
-
-
-def test_an_answer_in_time_costs_no_look(silence):
-    """Nearly all answers come in time."""
-
-    def look() -> float:
-        raise AssertionError
-
-    assert silence(Patience(300.0, 60.0, look), Time(), question=lambda: asyncio.sleep(0)) == 0.0
-
-
-def test_an_error_is_the_questions_own(silence):
-    """A dead engine raises it."""
-    with pytest.raises(ConnectionError, match="dead"):
-        silence(Patience(300.0, 60.0, lambda: 7.0), Time(), question=refused)
 
 
 def work(seconds: float, ready: Any, end: Any) -> None:

@@ -13,11 +13,9 @@ import pytest
 from support.patience import pause
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.base.wants import Wants
-from triton_vllm.call import GenerateRequest
 from triton_vllm.chat.request import Chat
+from triton_vllm.engine.order import Prompt
 from triton_vllm.engine.prompts import DECODED_AT_ONCE, Prompter
-from triton_vllm.pooling.embedding import Part
 
 OLD: Any = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
 
@@ -25,17 +23,13 @@ OLD: Any = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeH
 NEW_ENGINE: Any = SimpleNamespace()
 
 
-def generate(**given):
-    wanted = {"text": None, "token_ids": None, "chat": None, **given}
-    return GenerateRequest(**wanted, stream=False, echo=False, wants=Wants(), parameters={})
-
-
 def unmeasured(media):
     """Let every file pass."""
 
 
 def made(request, *, vllm=OLD, llm=None, loaders=None, check=unmeasured):
-    return asyncio.run(Prompter(vllm, loaders or {}, check).make(llm or SimpleNamespace(), request))
+    prompt, _ = asyncio.run(Prompter(vllm, loaders or {}, check).make(llm or SimpleNamespace(), request, None))
+    return prompt
 
 
 def test_a_few_requests_are_decoded_at_once():
@@ -50,8 +44,8 @@ def test_a_few_requests_are_decoded_at_once():
 
     async def all_at_once():
         prompter = Prompter(OLD, {"image": load}, unmeasured)
-        requests = [generate(text="hi", media={"image": (base64.b64encode(bytes([n])).decode(),)}) for n in range(12)]
-        await asyncio.gather(*(prompter.make(SimpleNamespace(), request) for request in requests))
+        requests = [Prompt(text="hi", media={"image": (base64.b64encode(bytes([n])).decode(),)}) for n in range(12)]
+        await asyncio.gather(*(prompter.make(SimpleNamespace(), request, None) for request in requests))
 
     asyncio.run(all_at_once())
     assert len(most) == 12
@@ -71,11 +65,11 @@ class Tokenizer:
 
 
 def conversation(role="user", **given):
-    return generate(chat=Chat(({"role": role, "content": "hi"},), **given))
+    return Prompt(chat=Chat(({"role": role, "content": "hi"},), **given))
 
 
 def talk(*parts):
-    return generate(chat=Chat(({"role": "user", "content": list(parts)},), media=True))
+    return Prompt(chat=Chat(({"role": "user", "content": list(parts)},), media=True))
 
 
 class Renders:
@@ -151,11 +145,11 @@ def test_an_engine_without_a_renderer_of_pairs_does_not_use_that_of_another(monk
     monkeypatch.setattr(vllm_api, "pair_renderer", renderer)
     prompter = Prompter(OLD, {}, unmeasured)
     old: Any = SimpleNamespace()
-    pair = Part("a", second="b")
-    assert asyncio.run(prompter.make_pair(old, pair, None)) == ("a+b", None)
+    pair = Prompt("a", second="b")
+    assert asyncio.run(prompter.make(old, pair, None)) == ("a+b", None)
     for _ in range(2):
         with pytest.raises(ImportError, match="no renderer"):
-            asyncio.run(prompter.make_pair(NEW_ENGINE, pair, None))
+            asyncio.run(prompter.make(NEW_ENGINE, pair, None))
 
 
 @pytest.mark.parametrize("fails", [False, True])

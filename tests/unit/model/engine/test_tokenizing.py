@@ -63,18 +63,6 @@ def test_only_a_long_prompt_goes_to_another_thread(size, place):
     assert where == place
 
 
-@pytest.mark.parametrize("size", [0, 16, tokenizing.LONGEST_IN_LOOP])
-def test_the_loop_turns_between_prompts(size):
-    """Else the streams of others would stand still until all of a burst are tokenized."""
-    rounds = [number for _, number in asyncio.run(rendered([size] * 5))]
-    assert len(set(rounds)) == 5, rounds
-
-
-def test_prompts_for_vllms_thread_take_no_turn():
-    """They are handed over at once, and cost the loop next to nothing."""
-    assert asyncio.run(rendered([tokenizing.LONGEST_IN_LOOP + 1] * 5)) == [("thread", 0)] * 5
-
-
 @pytest.mark.parametrize(("size", "place"), [(0, "loop"), (1, "thread")])
 @pytest.mark.parametrize(("tokenizer", "pooled"), [(object(), Pooled), (Pooled(), None)])
 def test_a_tokenizer_that_is_not_pooled_stays_with_one_thread(size, place, tokenizer, pooled):
@@ -112,14 +100,6 @@ def test_a_long_text_of_few_tokens_is_tokenized():
     tokenizer, size = Letters(32), 9 * tokenizing.PIECE + 7
     assert asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE)) == [("thread", pytest.approx(0, abs=1e9))]
     assert "".join(tokenizer.pieces) == "x" * size
-
-
-def test_an_ordinary_text_is_not_counted():
-    """It would be tokenized twice."""
-    tokenizer = Letters(1)
-    size = tokenizing.USUAL_CHARACTERS * tokenizing.PIECE
-    assert [where for where, _ in asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE))] == ["thread"]
-    assert tokenizer.pieces == []
 
 
 def test_long_texts_are_counted_by_turns():

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from support.patience import LIMIT, pause
+from support.patience import LIMIT
 from triton_vllm.base.errors import AdapterError, UnavailableError
 from triton_vllm.base.limits import USUAL
-from triton_vllm.engine.turns import BUDGET_S
 from triton_vllm.openai import body
 from triton_vllm.openai.body import VALUES, Bodies, parse
 from triton_vllm.openai.interrupt import Gone, Interrupt
@@ -59,11 +57,6 @@ def messages(*pieces: bytes):
         return waiting.pop(0)
 
     return receive
-
-
-async def test_a_body_in_pieces_is_joined():
-    """As a client without a length sends it."""
-    assert await read(Bodies(SMALL), messages(b"a" * 50, b"b" * 50), None) == b"a" * 50 + b"b" * 50
 
 
 @pytest.mark.parametrize("declared", [101, None])
@@ -165,51 +158,6 @@ async def test_the_largest_body_always_has_room():
     unlimited = Bodies(replace(SMALL, max_request_bytes=0), arrival_s=0.05, at_once=60)
     for declared in (91, None, 91):
         assert len(await read(unlimited, messages(b"a" * 61, b"a" * 10, b"a" * 20), declared)) == 91
-
-
-async def test_large_bodies_are_passed_on_one_by_one(monkeypatch):
-    """Other work is done between two of them; small ones do not wait."""
-    monkeypatch.setattr(body, "SHORT", 50)
-    bodies = Bodies(SMALL)
-    order: list[Any] = []
-
-    async def take(name, size):
-        await read(bodies, messages(b"a" * size), None)
-        order.append(name)
-        pause(2 * BUDGET_S)
-
-    async def other():
-        while 3 not in order:
-            order.append("other")
-            await asyncio.sleep(0)
-
-    await asyncio.gather(take(1, 60), take(2, 60), take(3, 60), take("small", 10), other())
-    large = [order.index(number) for number in (1, 2, 3)]
-    assert large == sorted(large)
-    assert "other" in order[large[0] : large[1]]
-    assert "other" in order[large[1] : large[2]]
-    assert order.index("small") < large[1]
-
-
-async def test_bodies_of_some_kilobytes_do_not_stop_the_loop():
-    """200 of 64 KB that arrived in one round took 2.7 s, here and in vLLM."""
-    bodies = Bodies(USUAL)
-    rounds: list[int] = []
-    number = 0
-
-    async def take():
-        await read(bodies, messages(b"a" * 5000), None)
-        rounds.append(number)
-        pause(BUDGET_S)
-
-    async def other():
-        nonlocal number
-        while len(rounds) < 8:
-            number += 1
-            await asyncio.sleep(0)
-
-    await asyncio.gather(other(), *(take() for _ in range(8)))
-    assert max(map(rounds.count, rounds)) <= 2
 
 
 @pytest.mark.usefixtures("from_50_on")

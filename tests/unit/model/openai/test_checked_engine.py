@@ -135,36 +135,6 @@ async def place():
     JOB.reset(token)
 
 
-async def test_outputs_pass_and_count_as_movement(place):
-    """The engine counts as working while it gives outputs, whichever API they are for."""
-    outputs = place.checked.generate({"prompt_token_ids": [1]}, params(), "one")
-    first = asyncio.ensure_future(anext(outputs))
-    await asyncio.sleep(0)
-    place.llm.collectors["one"].put("output")
-    assert await first == "output"
-    assert place.jobs.moved > 0
-    assert place.checked.aborted is place.llm.aborted
-
-
-@pytest.mark.parametrize(
-    ("asked", "error", "text"),
-    [
-        (params(n=129), ClientError, "n must be smaller"),
-        (params(n=11, max_tokens=1), ClientError, "at most 10"),
-        (params(logprobs=-1), ClientError, "not -1 for all"),
-        (params(stop=["x"] * 65), ClientError, "65 strings"),
-        (params(allowed_token_ids=[50]), ClientError, "token id 50"),
-        (params(n=128, max_tokens=5000), ClientError, "n times max_tokens"),
-    ],
-    ids=str,
-)
-async def test_a_request_that_asks_for_too_much_is_refused_at_once(place, asked, error, text):
-    """By the call itself, so that a stream has not started."""
-    with pytest.raises(error, match=text):
-        place.checked.generate({"prompt_token_ids": [1]}, asked, "one")
-    assert place.llm.collectors == {}
-
-
 async def test_no_adapter_is_loaded_into_an_engine_that_sleeps(place):
     """Another instance may have put it to sleep since this request was admitted."""
     acquired = []
@@ -246,56 +216,12 @@ async def test_an_operator_may_lift_this_limit_as_well(place, monkeypatch):
     place.checked.generate({"prompt_token_ids": [1]}, params(n=2, logprobs=10, output_kind=KINDS.FINAL_ONLY), "two")
 
 
-async def test_one_completion_may_have_many_log_probabilities(place, monkeypatch):
-    """Its client could not get them with less work."""
-    monkeypatch.setattr(checked_engine, "IN_ONE_PIECE", 40)
-    place.checked.generate({"prompt_token_ids": [1]}, params(logprobs=10, output_kind=KINDS.FINAL_ONLY), "one")
-
-
-async def test_a_request_that_has_not_come_through_the_door_is_refused(place):
-    """There is no such way; if vLLM had one, it would not be open."""
-    JOB.set(None)
-    with pytest.raises(BusyError, match="middleware") as raised:
-        place.checked.generate({}, params(), "one")
-    assert raised.value.status == 500
-
-
 async def test_a_constraint_that_vllm_made_is_tried(place):
     """As for tools, whose constraint is made after the middleware."""
     wanted = SimpleNamespace(json={"type": "object"})
     with pytest.raises(ClientError, match="too dear"):
         await anext(place.checked.generate({}, params(structured_outputs=wanted), "one"))
     assert place.llm.collectors == {}
-
-
-async def test_the_prompts_of_a_request_are_added_by_turns(place):
-    """Triton's requests are added between them, and their outputs are seen to."""
-    added: list[int] = []
-
-    async def slow(request_id, prompt, params, **options):
-        place.prompter.now += 1
-        place.llm.collectors[request_id] = Collector()
-        return place.llm.collectors[request_id]
-
-    place.llm.add_request = slow
-    tasks = [asyncio.ensure_future(anext(place.checked.generate({}, params(), str(number)))) for number in range(5)]
-    for _ in range(30):
-        await asyncio.sleep(0)
-        added.append(len(place.llm.collectors))
-    assert added[-1] == 5
-    assert {1, 2, 3, 4} <= set(added)
-    for task in tasks:
-        task.cancel()
-
-
-async def test_an_adapter_is_the_one_that_the_request_has_found(place):
-    """The application knows only its name."""
-    place.job.adapter = SimpleNamespace(request="sql@1234")
-    for name, given in {"one": "sql", "two": None}.items():
-        waiting = asyncio.ensure_future(anext(place.checked.generate({}, params(), name, lora_request=given)))
-        await asyncio.sleep(0)
-        waiting.cancel()
-    assert place.llm.loras == ["sql@1234", None]
 
 
 async def test_a_request_that_is_ended_gets_the_reason_and_is_aborted(place):

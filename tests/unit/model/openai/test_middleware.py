@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,25 +148,6 @@ async def test_a_request_passes():
     assert client.ledger.count() == 0
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/invocations", "/inference/v1/generate", "/v1/completions/render", "/v1/chat/completions/batch", "/pooling", "/classify",
-        "/v1/load_lora_adapter", "/start_profile", "/pause", "/sleep", "/collective_rpc", "/docs", "/openapi.json",
-        "/v1/models/vllm", "/v1/systemone", "/v1/audio/transcriptions", "/v1/realtime", "/v1/responses/resp_1",
-        "/v1/responses/resp_1/cancel",
-        "//v1/completions", "/v1/completions/", "/v1/../v1/completions", "/V1/completions", "/metrics/x", "",
-    ],
-)  # fmt: skip
-async def test_other_paths_are_not_there(path):
-    """Also those that vLLM would serve."""
-    client = Client()
-    for method in ("GET", "POST", "OPTIONS", "HEAD", "PUT"):
-        status, body = await client.ask(path, method=method)
-        assert (status, json.loads(body)["error"]["code"]) == (404, 404)
-    assert client.app.got == []
-
-
 async def test_an_escaped_path_is_another_path():
     """The server has decoded it in `path`."""
     assert (await Client().ask(raw_path=b"/v1/%63ompletions"))[0] == 404
@@ -229,12 +209,6 @@ async def test_with_the_key_it_is():
     assert (await client.ask(headers=[(b"authorization", b"bearer secret")]))[0] == 200
 
 
-async def test_a_browser_may_ask_whether_it_may_ask():
-    """vLLM's application answers that, from its arguments."""
-    client = Client(key="secret")
-    assert (await client.ask(method="OPTIONS", headers=[(b"origin", b"http://x")]))[0] == 200
-
-
 @pytest.mark.parametrize(("path", "kind"), [(TEXT, "error"), ("/v1/messages", "error")])
 async def test_a_refusal_has_the_protocols_form(path, kind):
     """OpenAI's has a code and the field's name; Anthropic's has a type."""
@@ -253,15 +227,6 @@ async def test_a_constraint_is_tried_before_the_response_starts():
     client = Client()
     await client.ask(body={"prompt": "x", "structured_outputs": {"regex": "a+"}})
     assert client.prompter.checked == ["x", "regex"]
-
-
-async def test_an_adapter_is_known_before_the_application_reads_its_name():
-    """By the name that the request has for its model."""
-    client = Client()
-    await client.ask(body={"prompt": "x", "model": "sql"})
-    await client.ask(body={"prompt": "x", "model": "other"})
-    assert client.adapters == ["sql"]
-    assert [request.adapter and request.adapter.request for _, _, request in client.app.got] == ["sql", None]
 
 
 async def test_a_fault_of_the_application_is_logged_once_and_answered():
@@ -396,32 +361,6 @@ async def test_an_unload_refuses_what_has_not_been_passed_on(waits):
     assert client.app.got == []
 
 
-async def test_a_request_that_is_cancelled_while_the_model_unloads_ends():
-    """uvicorn does that with what takes too long; the unload hides no cancellation."""
-    client = Client()
-    waiting = asyncio.Event()
-
-    async def receive():
-        waiting.set()
-        await asyncio.Event().wait()
-
-    scope = {"type": "http", "path": TEXT, "method": "POST", "headers": []}
-    answering = asyncio.ensure_future(client.middleware(scope, receive, None))
-    await waiting.wait()
-    client.middleware.leave()
-    answering.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await answering
-
-
-async def test_vllm_gets_the_bytes_that_were_checked():
-    """Writing them again would cost as much as parsing them."""
-    client = Client()
-    sent = b'{"prompt":  "\\u00e9"}'
-    await client.ask(body=sent)
-    assert client.app.got[0][1] == sent
-
-
 UNKNOWN = [
     {"functions": [], "best_of": 5, "guided_regex": "((a{100}){100}){100}", "context_management": {"edits": []}},
     {"deep": json.loads("[" * 60 + "]" * 60)},
@@ -467,16 +406,6 @@ async def test_items_of_no_kind_are_refused_before_vllm_has_them():
     assert client.app.got == []
     assert (await client.ask("/v1/responses", {"input": [{"role": 5}] * 17}))[0] == 200
     assert client.prompter.checked == ["a turn"] * 3
-
-
-async def test_a_path_without_a_known_body_is_not_served():
-    """A model that generates has no embeddings."""
-    client = Client()
-    del client.application.bodies["/v1/embeddings"]
-    status, text = await client.ask("/v1/embeddings", {"input": "x"})
-    message = "this model has no such path"
-    assert (status, json.loads(text)["error"]["message"]) == (404, message)
-    assert client.app.got == []
 
 
 async def test_a_client_that_has_gone_gets_no_answer():
@@ -533,32 +462,3 @@ async def test_a_client_that_leaves_stops_the_checks_of_its_request(body):
     assert stopped == [True]
     assert client.app.got == []
     assert client.ledger.is_empty()
-
-
-async def test_the_body_is_gone_once_the_application_has_it():
-    """An answer may be streamed for an hour."""
-    client = Client()
-    body = LONG + b" "
-    alone = sys.getrefcount(body)
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
-    counts: list[int] = []
-
-    async def receive():
-        return waiting.pop()
-
-    async def app(scope, receive, send):
-        read = await receive()
-        counts.append(sys.getrefcount(body))
-        del read
-        counts.append(sys.getrefcount(body))
-
-    client.application.app = app
-    await client.middleware({"type": "http", "path": TEXT, "method": "POST", "headers": []}, receive, None)
-    assert counts == [alone + 1, alone]
-
-
-async def test_other_kinds_of_connections_are_not_answered():
-    """A websocket reaches no application."""
-    client = Client()
-    await client.middleware({"type": "websocket", "path": "/v1/realtime"}, None, None)
-    assert client.app.got == []

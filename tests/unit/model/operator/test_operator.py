@@ -14,16 +14,16 @@ from support.fake_reply import Asked, fake_job, fake_operation
 from support.patience import wait_for
 from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, UnsupportedError
 from triton_vllm.base.limits import Limits
-from triton_vllm.base.protocols import Told
 from triton_vllm.engine.engine import UNLOADED
 from triton_vllm.operator.request import OPERATIONS, OperatorRequest
+from triton_vllm.operator.run import Told
 from triton_vllm.reply.response import ToldAssembler
 from triton_vllm.request.parse import parse
 
 ALL = Limits(operator_requests=tuple(OPERATIONS))
 
 
-def read(text, limits=ALL):
+def read(text, limits=ALL) -> Any:
     return parse({"operator_request": np.array([text.encode()], np.object_)}, "", limits=limits)
 
 
@@ -60,8 +60,8 @@ def told(engine, got, j):
 
 def test_what_is_allowed_is_parsed():
     """With its arguments; the answer is JSON."""
-    assert read('{"operation": "sleep", "level": 0}') == OperatorRequest("sleep", {"level": 0})
-    assert read('{"operation": "load_lora", "name": "a"}').arguments == {"name": "a"}
+    assert read('{"operation": "sleep", "level": 0}').request == OperatorRequest("sleep", {"level": 0})
+    assert read('{"operation": "load_lora", "name": "a"}').request.arguments == {"name": "a"}
     ((_, text),) = ToldAssembler().build([Told({"asleep": True})])
     assert json.loads(text[0]) == {"asleep": True}
 

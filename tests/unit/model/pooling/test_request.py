@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from triton_vllm.base.errors import InternalError, InvalidRequestError
-from triton_vllm.base.protocols import Gathered
 from triton_vllm.base.wants import Wants
-from triton_vllm.pooling.embedding import EmbedRequest, Part
+from triton_vllm.pooling.gathering import Gathered
 from triton_vllm.pooling.request import build
 from triton_vllm.reply.response import PoolingAssembler
 
@@ -28,13 +28,12 @@ class Params:
 TYPES = {"task": str, "dimensions": int | None}
 
 
-def request(**parameters):
-    return EmbedRequest(parts=(Part("a"),), wants=Wants(), task="embed", parameters=parameters)
+VLLM: Any = SimpleNamespace(PoolingParams=Params, client_errors=(ValueError,))
 
 
 def test_parameters_are_typed():
     """A number may come as a string."""
-    assert build(Params, TYPES, (ValueError,), request(dimensions="4")) == Params("embed", 4)
+    assert build(VLLM, TYPES, "embed", {"dimensions": "4"}) == Params("embed", 4)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +46,13 @@ def test_parameters_are_typed():
 def test_wrong_parameters_are_refused_by_name(given, says):
     """Unknown and ill-typed ones alike."""
     with pytest.raises(InvalidRequestError) as caught:
-        build(Params, TYPES, (ValueError,), request(**given))
+        build(VLLM, TYPES, "embed", given)
     assert says in str(caught.value)
 
 
 def test_response_is_json_with_counts():
     """The official shape: the vector as JSON in text_output, no output tokens."""
-    output = SimpleNamespace(outputs=SimpleNamespace(data=np.array([0.5, -1.0])), prompt_token_ids=[1, 2, 3])
+    output = pooled([0.5, -1.0], tokens=3)
     made = dict(PoolingAssembler(Wants(num_input_tokens=True, num_output_tokens=True)).build([output]))
     assert json.loads(made["text_output"][0]) == [0.5, -1.0]
     assert made["num_input_tokens"].tolist() == [3]
@@ -63,14 +62,15 @@ def test_response_is_json_with_counts():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_overflow_is_an_error(value):
     """A model that overflows its dtype; NaN in the answer is no JSON."""
-    output = SimpleNamespace(outputs=SimpleNamespace(data=np.array([[0.5, value]])), prompt_token_ids=[1])
+    output = pooled([[0.5, value]])
     with pytest.raises(InternalError, match="numbers that are not finite"):
         PoolingAssembler(Wants()).build([output])
 
 
 def pooled(*values, tokens=2):
     """Return the outputs of a request's parts."""
-    return Gathered([SimpleNamespace(outputs=SimpleNamespace(data=np.array(v)), prompt_token_ids=[1] * tokens) for v in values])
+    parts: Any = [SimpleNamespace(outputs=SimpleNamespace(data=np.array(v)), prompt_token_ids=[1] * tokens) for v in values]
+    return Gathered(parts)
 
 
 def test_several_inputs_have_an_element_each_and_one_count():
@@ -97,6 +97,6 @@ class Table:
 
 def test_a_vector_for_each_token_is_written_row_by_row():
     """What is written in one call keeps Python's lock, and with it all other requests, for its whole time."""
-    output = SimpleNamespace(outputs=SimpleNamespace(data=Table([[0.5, 1.0], [2.0, -3.25]])), prompt_token_ids=[1])
-    made = dict(PoolingAssembler(Wants()).build([output]))
+    part: Any = SimpleNamespace(outputs=SimpleNamespace(data=Table([[0.5, 1.0], [2.0, -3.25]])), prompt_token_ids=[1])
+    made = dict(PoolingAssembler(Wants()).build([Gathered([part])]))
     assert made["text_output"].tolist() == [b"[[0.5, 1.0], [2.0, -3.25]]"]

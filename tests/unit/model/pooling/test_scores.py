@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triton_vllm.pooling.embedding import Scoring
-from triton_vllm.pooling.scores import answer
+from triton_vllm.pooling.scores import Scoring, answer
 
 
 def test_vectors_are_compared_by_their_directions():

@@ -34,12 +34,6 @@ def lp(value, rank=1, token="t"):
     return Output(logprob=value, rank=rank, decoded_token=token)
 
 
-def test_text_of_merged_outputs_is_joined_in_order():
-    """Under pressure one response carries what several would have."""
-    ((name, array),) = Assembler(Wants(), 1).build([output(part("a", [1])), output(part("b", [2]))])
-    assert (name, array.tolist()) == ("text_output", [b"ab"])
-
-
 def test_nothing_new_has_an_element_for_each_completion_in_each_output():
     """So a client reads the response that begins a stopped stream as it reads all others."""
     wants = Wants(**{field.name: field.name != "no_logprobs" for field in dataclasses.fields(Wants)})
@@ -59,31 +53,6 @@ def test_nothing_new_has_an_element_for_each_completion_in_each_output():
     }
     ((name, array),) = Assembler(Wants(), 1).build([NOTHING])
     assert (name, array.tolist()) == ("text_output", [b""])
-
-
-def test_prompt_is_put_before_the_first_response_only():
-    """Echo happens once, before each completion."""
-    assembler = Assembler(Wants(), 2, prefix="p ")
-    first = dict(assembler.build([output(part("a", [1]), part("b", [2], index=1))]))
-    second = dict(assembler.build([output(part("c", [3]))]))
-    assert first["text_output"].tolist() == [b"p a", b"p b"]
-    assert second["text_output"].tolist() == [b"c", b""]
-
-
-def test_every_completion_at_its_index():
-    """With n > 1 an engine output carries one child; the response has an element for each all the same."""
-    wants = Wants(finish_reason=True, num_output_tokens=True, token_ids=True, cumulative_logprob=True)
-    assembler = Assembler(wants, 3)
-    made = dict(
-        assembler.build([output(part("x", [7], index=2, cumulative=-1.0)), output(part("y", [8], index=0, reason="length"))])
-    )
-    assert made["text_output"].tolist() == [b"y", b"", b"x"]
-    assert made["finish_reason"].tolist() == [b"length", b"None", b"None"]
-    assert made["num_output_tokens"].tolist() == [1, 0, 1]
-    assert made["token_ids"].tolist() == [8, 7]
-    assert made["cumulative_logprob"].tolist() == [0.0, 0.0, -1.0]  # the sum of no tokens; NaN is no JSON
-    again = dict(assembler.build([output(part("z", [9], index=1))]))
-    assert again["cumulative_logprob"][2] == -1.0  # a completion with nothing new keeps its value
 
 
 def test_all_optional_outputs_and_their_types():

@@ -13,13 +13,13 @@ import pytest
 
 from support import fake_vllm
 from support.fake_triton import Request
-from support.gates import admit, fit_of
+from support.gates import admitted, fit_of
 from support.pictures import picture, png
 from triton_vllm.base.dialect import OFFICIAL, OURS
 from triton_vllm.base.errors import DEAD, InvalidRequestError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.reply.response import Assembler, PoolingAssembler, assembler
-from triton_vllm.request.admit import Admission, Policy
+from triton_vllm.reply.response import Assembler
+from triton_vllm.request.kinds import Served
 from triton_vllm.vllm_api import Facts
 
 VLLM: Any = SimpleNamespace(
@@ -63,7 +63,7 @@ def let(triton):
     ):
         facts = replace(FACTS, tasks=tasks, multimodal=multimodal, scoring_task=scores)
         fit = fit_of(facts, limits, healthy=healthy, in_flight=in_flight, asleep=asleep)
-        job = admit(Admission(VLLM, fit, adapter, Policy("mine", dialect)), request, dialect)
+        job = admitted(request, Served("mine", VLLM, fit, adapter), dialect)
         return job, request.sender.told()
 
     return let_in
@@ -73,30 +73,13 @@ def test_a_prompt_becomes_a_job(let):
     """Text, parameters, adapter and priority arrive; nothing is sent yet."""
     given = tensors(text_input=b"hi", stream=True, priority=3)
     job, sent = let(Request(given, '{"max_tokens": 5, "lora_name": "a"}', timeout=7))
-    assert (job.request.text, job.request.priority, job.request.timeout) == ("hi", 3, 7)
-    assert (job.params.max_tokens, job.params.output_kind) == (5, fake_vllm.RequestOutputKind.DELTA)
-    assert job.request.lora_name == "a"
+    assert (job.order.prompts[0].text, job.order.priority, job.order.timeout) == ("hi", 3, 7)
+    assert (job.order.params.max_tokens, job.order.params.output_kind) == (5, fake_vllm.RequestOutputKind.DELTA)
+    assert job.order.lora_name == "a"
     assert job.streams
-    assert isinstance(assembler(job), Assembler)
+    assert isinstance(job.assembler, Assembler)
     assert sent == []
-
-
-@pytest.mark.parametrize(("exclude", "text"), [(None, b"hi there"), (False, b"hi there"), (True, b" there")])
-def test_a_whole_answer_begins_with_the_prompt_unless_excluded(let, exclude, text):
-    """As in the official backend."""
-    given = tensors(text_input=b"hi", **({} if exclude is None else {"exclude_input_in_output": exclude}))
-    job, _ = let(Request(given))
-    assert not job.streams
-    ((_, array),) = assembler(job).build([fake_vllm.output(" there", finished=True)])
-    assert list(array) == [text]
-
-
-def test_an_input_to_embed_becomes_a_job(let):
-    """With pooling parameters and the assembler of numbers."""
-    job, sent = let(Request(tensors(embedding_request=EMBEDDING)))
-    assert (job.params.task, job.params.dimensions) == ("embed", 2)
-    assert isinstance(assembler(job), PoolingAssembler)
-    assert sent == []
+    assert let(Request(given, '{"n": 3}'))[0].order.weight == 3
 
 
 @pytest.mark.parametrize(
@@ -141,16 +124,6 @@ def test_parameters_are_checked_before_the_engine_is_asked(let, parameters, mess
     assert (response.error.code, message in response.error.message) == ("INVALID_ARG", True)
 
 
-@pytest.mark.parametrize(("in_flight", "taken"), [(2, True), (3, False), (4, False)])
-def test_no_more_requests_are_taken_than_the_limit(let, in_flight, taken):
-    """One too many is told so at once, with the code that says that it may come again."""
-    job, sent = let(Request(tensors(text_input=b"hi")), in_flight=in_flight, limits=Limits(max_requests_in_flight=3))
-    assert (job is not None) is taken
-    assert [(r.error.code, r.error.message) for r in sent] == (
-        [] if taken else [("UNAVAILABLE", "3 requests are in flight, and no more are taken: try again later")]
-    )
-
-
 def test_an_operator_may_empty_a_full_model(let):
     """What asks the engine itself is none of the requests that the limit counts."""
     limits = Limits(max_requests_in_flight=3, operator_requests=("sleep",))
@@ -191,13 +164,13 @@ def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
     """Without `logprobs` vLLM sums nothing up, and the answer would be NaN, which is no JSON."""
     wanted = {"text_input": b"hi", "return_cumulative_logprob": True, "return_logprobs": True}
     job = let(Request(tensors(**wanted)))[0]
-    assert job.params.logprobs == 0
+    assert job.order.params.logprobs == 0
     output = fake_vllm.output("x", finished=True)
     output.outputs[0].logprobs = [{1: SimpleNamespace(logprob=-0.5, rank=1, decoded_token="x")}]
-    made = dict(assembler(job).build([output]))
+    made = dict(job.assembler.build([output]))
     assert list(made["logprobs"]) == [b"null"]  # those were not asked for
-    assert let(Request(tensors(**wanted), '{"logprobs": 3}'))[0].params.logprobs == 3
-    assert not hasattr(let(Request(tensors(text_input=b"hi")))[0].params, "logprobs")
+    assert let(Request(tensors(**wanted), '{"logprobs": 3}'))[0].order.params.logprobs == 3
+    assert not hasattr(let(Request(tensors(text_input=b"hi")))[0].order.params, "logprobs")
 
 
 def test_a_dead_engine_refuses(let):
@@ -212,7 +185,7 @@ def test_the_official_behaviour_is_that_of_each_refusal(let):
     assert response.error.message.startswith("Error generating stream: exactly one of text_input")
     assert response.error.code == "INTERNAL"
     job, sent = let(Request(tensors(text_input=b""), timeout=7), dialect=OFFICIAL)
-    assert (job.request.text, job.request.timeout, sent) == ("", 0, [])  # at Triton's timeout it does not look
+    assert (job.order.prompts[0].text, job.order.timeout, sent) == ("", 0, [])  # at Triton's timeout it does not look
 
 
 def test_an_unknown_adapter_is_told_before_a_wrong_parameter(let):
@@ -227,10 +200,10 @@ PAIRS = b'{"query": "q", "documents": ["a", "b"]}'
 def test_pairs_become_parts_as_the_model_scores_them(let):
     """A cross-encoder reads both texts together; an embedding model each by itself, the queries first."""
     job, *_ = let(Request(tensors(embedding_request=PAIRS)), tasks=("classify",), scores="classify")
-    assert [(part.text, part.second) for part in job.request.parts] == [("q", "a"), ("q", "b")]
-    assert (job.params.task, job.weight) == ("classify", 2)
+    assert [(part.text, part.second) for part in job.order.prompts] == [("q", "a"), ("q", "b")]
+    assert (job.order.params.task, job.order.weight) == ("classify", 2)
     job, *_ = let(Request(tensors(embedding_request=PAIRS)), scores="embed")
-    assert [part.text for part in job.request.parts] == ["q", "a", "b"]
+    assert [part.text for part in job.order.prompts] == ["q", "a", "b"]
     _, sent = let(Request(tensors(embedding_request=PAIRS)), tasks=("generate",))
     assert sent[0].error.code == "UNSUPPORTED"
     assert "Model mine does not support 'score' request" in sent[0].error.message
@@ -274,7 +247,7 @@ def test_an_answer_with_a_vector_for_each_token_is_bounded_and_sent_aside(let, t
     """It may take a second to write, in which nobody else should wait."""
     text = json.dumps({"input": "a", "pooling_params": {"task": task}}).encode()
     job, *_ = let(Request(tensors(embedding_request=text)), tasks=(task,))
-    assert (job.bulky, job.most_numbers) == (bulky, 1 << 24)
+    assert (job.bulky, job.order.most_numbers) == (bulky, 1 << 24)
 
 
 def parameters(**values):

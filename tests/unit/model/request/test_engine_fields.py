@@ -12,11 +12,12 @@ import pytest
 
 from support import fake_vllm
 from support.fake_triton import Request
-from support.gates import admit, fit_of
+from support.gates import admitted as let_in
+from support.gates import fit_of
 from triton_vllm.base.errors import AdapterError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.request.admit import Admission, Policy
 from triton_vllm.request.engine_fields import ENGINE_FIELDS
+from triton_vllm.request.kinds import Served
 from triton_vllm.request.parse import parse
 from triton_vllm.vllm_api import Facts
 
@@ -32,26 +33,25 @@ class Llm:
         """Do nothing."""
 
 
-def read(limits=ALL, **values):
+def read(limits=ALL, **values) -> Any:
     return parse(TEXT, json.dumps(values), limits=limits)
 
 
-def admitted(values, limits=ALL, facts=None, trace=None):
+def admitted(values, limits=ALL, facts=None, trace=None) -> Any:
     request = Request(TEXT, json.dumps(values))
     if trace is not None:
         request.trace = lambda: SimpleNamespace(get_context=lambda: trace)
     vllm: Any = SimpleNamespace(**{n: getattr(fake_vllm, n) for n in NAMES}, client_errors=(ValueError,), AsyncLLM=Llm)
     facts = replace(facts or Facts(), tasks=("generate",))
-    policy = Policy("mine")
-    job = admit(Admission(vllm, fit_of(facts, limits), lambda _: None, policy), request)
+    job = let_in(request, Served("mine", vllm, fit_of(facts, limits), lambda _: None))
     return job, [r.error.message for r in request.sender.told()]
 
 
 def test_a_salt_is_anybodys():
     """It keeps a request's prefixes from others, and takes nothing from them."""
     request = read(USUAL, cache_salt="a" * 256, max_tokens=3)
-    assert (request.cache_salt, request.parameters) == ("a" * 256, {"max_tokens": 3})
-    assert read(USUAL).cache_salt is None
+    assert (request.prompt.cache_salt, request.parameters) == ("a" * 256, {"max_tokens": 3})
+    assert read(USUAL).prompt.cache_salt is None
 
 
 @pytest.mark.parametrize("salt", ["", 1, ["a"], "a" * 257])
@@ -99,11 +99,11 @@ def test_a_field_is_not_allowed_by_way_of_another():
 def test_fields_go_where_vllm_has_them():
     """Into SamplingParams, as vLLM's own server puts them there, or beside the request."""
     job, _ = admitted({"extra_args": {"a": 1}, "kv_transfer_params": '{"b": 2}', "data_parallel_rank": 1})
-    assert job.params.extra_args == {"a": 1, "kv_transfer_params": {"b": 2}}
-    assert job.options == {"data_parallel_rank": 1}
+    assert job.order.params.extra_args == {"a": 1, "kv_transfer_params": {"b": 2}}
+    assert job.order.options == {"data_parallel_rank": 1}
     plain, _ = admitted({})
-    assert plain.options == {}
-    assert not hasattr(plain.params, "extra_args")
+    assert plain.order.options == {}
+    assert not hasattr(plain.order.params, "extra_args")
 
 
 def test_a_vllm_without_a_field_says_so():
@@ -129,6 +129,5 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_a_trace_goes_on_in_vllm(trace, values, headers):
     """The server's own, else that of forwarded headers; only where vLLM exports traces."""
     job, _ = admitted(values, facts=Facts(traces=True), trace=trace)
-    assert job.options.get("trace_headers") == headers
-    assert job.request.parameters == {}
-    assert admitted(values, trace=trace)[0].options == {}
+    assert job.order.options.get("trace_headers") == headers
+    assert admitted(values, trace=trace)[0].order.options == {}

@@ -10,9 +10,7 @@ import pytest
 from support.pictures import picture, png
 from triton_vllm.base.dialect import OFFICIAL
 from triton_vllm.base.errors import InvalidRequestError
-from triton_vllm.base.wants import Wants
-from triton_vllm.call import GenerateRequest
-from triton_vllm.pooling.embedding import EmbedRequest, Part
+from triton_vllm.request.generate import GenerateRequest
 from triton_vllm.request.parse import parse
 
 GIVEN = picture(png(5, 6))
@@ -38,19 +36,12 @@ def tensors(**values):
 def test_a_conversation_may_have_an_element_for_each_message():
     """Triton's generate endpoint takes a list of strings, and no list of objects."""
     text = '{"role": "user", "content": "x"}'
-    chat = asked(tensors(messages=[text, text], parallel_tool_calls=False), "").chat
+    chat = asked(tensors(messages=[text, text], parallel_tool_calls=False), "").prompt.chat
     assert chat is not None
     assert (len(chat.messages), chat.parallel_tool_calls) == (2, False)
-    whole = asked(tensors(messages=f"[{text}]"), "").chat
+    whole = asked(tensors(messages=f"[{text}]"), "").prompt.chat
     assert whole is not None
     assert (len(whole.messages), whole.parallel_tool_calls) == (1, None)
-
-
-def test_a_plain_prompt_is_whole_and_echoed():
-    """Without further inputs the answer comes once, with the prompt before it, as the official backend has it."""
-    request = parse(tensors(text_input="hi"), "{}")
-    assert isinstance(request, GenerateRequest)
-    assert (request.text, request.stream, request.echo, request.wants) == ("hi", False, True, Wants())
 
 
 @pytest.mark.parametrize(
@@ -77,23 +68,9 @@ def test_streaming_with_echo_is_refused_in_the_official_words():
 
 def test_an_empty_prompt_may_be_left_to_vllm():
     """As the official backend does; otherwise it is a client's mistake."""
-    assert asked(tensors(text_input=""), "", dialect=OFFICIAL).text == ""
+    assert asked(tensors(text_input=""), "", dialect=OFFICIAL).prompt.text == ""
     with pytest.raises(InvalidRequestError, match="text_input is empty"):
         parse(tensors(text_input=""), "")
-
-
-def test_string_flags_mean_what_they_say():
-    """The string "false" is false (Python's bool() of it is true)."""
-    request = asked(tensors(text_input="hi", stream="false", return_logprobs="true"), "")
-    assert request.stream is False
-    assert request.wants.logprobs is True
-
-
-def test_the_tensor_wins_over_request_parameters():
-    """Both carry sampling parameters; the tensor is used where it is given, null values fall away."""
-    request = asked(tensors(text_input="hi", sampling_parameters='{"n": 2, "seed": null}'), '{"n": 3}')
-    assert request.parameters == {"n": 2}
-    assert asked(tensors(text_input="hi"), '{"n": 3}').parameters == {"n": 3}
 
 
 def test_reserved_names_and_headers_are_no_sampling_parameters():
@@ -135,22 +112,8 @@ def test_what_earlier_frontends_send_with_every_request_asks_for_nothing(given, 
 
 def test_tritons_timeout_is_used_where_no_other_is_given():
     """Triton keeps its timeout parameter apart from the others."""
-    assert parse(tensors(text_input="hi"), "", 7).timeout == 7
-    assert parse(tensors(text_input="hi", timeout=9), "", 7).timeout == 9
-
-
-def test_other_prompts():
-    """A prompt may be token ids or a conversation."""
-    assert asked(tensors(prompt_token_ids=[1, 2]), "").token_ids == (1, 2)
-    chat = asked(tensors(messages='[{"role": "user", "content": "x"}]', tools='[{"type": "function"}]'), "").chat
-    assert chat is not None
-    assert chat.messages == ({"role": "user", "content": "x"},)
-    assert chat.tools == ({"type": "function"},)
-
-
-def test_several_images():
-    """Each element of the tensor is one picture."""
-    assert asked(tensors(text_input="x", image=[GIVEN, GIVEN]), "").media == {"image": (GIVEN, GIVEN)}
+    assert asked(tensors(text_input="hi"), "", 7).timeout == 7
+    assert asked(tensors(text_input="hi", timeout=9), "", 7).timeout == 9
 
 
 @pytest.mark.parametrize(
@@ -192,12 +155,3 @@ def test_bytes_that_are_no_text_are_refused():
     """A prompt that is not UTF-8 is the client's mistake, not a crash."""
     with pytest.raises(InvalidRequestError, match="text_input must be UTF-8"):
         parse({"text_input": np.array([b"\xff"], dtype=object)}, "")
-
-
-def test_embedding_requests():
-    """The OpenAI frontend's JSON: text or token ids, and every pooling value in a list of one."""
-    text = json.dumps({"input": "a", "pooling_params": {"dimensions": [4]}})
-    request = parse(tensors(embedding_request=text, return_num_input_tokens=True), "")
-    assert isinstance(request, EmbedRequest)
-    assert (request.parts, request.task, request.parameters) == ((Part("a"),), "embed", {"dimensions": 4})
-    assert request.wants.num_input_tokens

@@ -16,9 +16,8 @@ from support import fake_vllm
 from support.fuzz import SAMPLING
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import LONGEST_TEXT, AdapterError
-from triton_vllm.call import GenerateRequest
-from triton_vllm.pooling.embedding import EmbedRequest
 from triton_vllm.request.contract import INPUTS
+from triton_vllm.request.kinds import Request
 from triton_vllm.request.parse import parse
 from triton_vllm.request.sampling import build
 
@@ -71,7 +70,7 @@ def outcome(make: Callable[[], Any]) -> Any:
 def test_a_request_or_a_short_refusal(inputs, parameters, timeout):
     """No other exception, for that would be told as a fault of the server and fill its log."""
     found = outcome(lambda: parse(inputs, parameters, timeout))
-    assert isinstance(found, GenerateRequest | EmbedRequest) or 0 < len(found) <= LONGEST_TEXT
+    assert isinstance(found, Request) or 0 < len(found) <= LONGEST_TEXT
 
 
 NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from triton_vllm.base.errors import AdapterError
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -211,34 +209,11 @@ class PoolingRequestOutput(Protocol):
     """The input's tokens."""
 
 
-class Gathered:
-    """Our own class: the only output of a pooling request with several parts.
-
-    It has the outputs of the parts in their order.
-    """
-
-    finished = True
-
-    def __init__(self, outputs: Sequence[PoolingRequestOutput]) -> None:
-        self.outputs = outputs
-
-
-class Told:
-    """Our own class: the only output of an operator request."""
-
-    finished = True
-
-    def __init__(self, outputs: Mapping[str, Any]) -> None:
-        self.outputs = outputs
-
-
 Inputs = Mapping[str, "np.ndarray[Any, Any]"]
 """A request's tensors by name."""
 Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
 """A response's tensors with their names."""
-Output = RequestOutput | PoolingRequestOutput | Gathered | Told
-Item = Output | AdapterError
-"""An item of a job's answer: an output, of which the last is finished, or an error at the end."""
+Output = RequestOutput | PoolingRequestOutput
 
 
 class Collector(Protocol):

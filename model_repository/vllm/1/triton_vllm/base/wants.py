@@ -19,6 +19,3 @@ class Wants:
     prompt_logprobs: bool = False
     kv_transfer_params: bool = False
     num_cached_tokens: bool = False
-    # The client did not ask vLLM for log probabilities. If it wants their sum, vLLM computes them,
-    # but the output `logprobs` stays null.
-    no_logprobs: bool = False

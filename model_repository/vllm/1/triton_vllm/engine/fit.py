@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.engine.gate import Gate
+    from triton_vllm.engine.order import Prompt
     from triton_vllm.vllm_api import Facts
 
 LONGEST_STOP_STRING = 1024
@@ -40,6 +41,19 @@ class Fit:
     facts: Facts
     limits: Limits
     gate: Gate
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Refuse a prompt that the model cannot take.
+
+        Raises:
+            InvalidRequestError: it is too long, or has token ids outside the vocabulary.
+            UnsupportedError: it has pictures, audio or video, and the model takes only text.
+        """
+        source = prompt.media_source
+        if source is not None:
+            self.check_media(source)
+        self.check_ids(prompt.token_ids or ())
+        self.check_text(prompt.characters)
 
     def check_text(self, characters: int) -> None:
         """Refuse a prompt with so many characters that it hardly ever fits.

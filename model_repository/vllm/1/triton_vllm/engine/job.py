@@ -10,13 +10,18 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from triton_vllm.base.errors import AdapterError
+from triton_vllm.base.protocols import Output
+from triton_vllm.operator.run import Told
+from triton_vllm.pooling.gathering import Gathered
+
 if TYPE_CHECKING:
     import asyncio
 
-    from triton_vllm.base.errors import AdapterError
-    from triton_vllm.base.protocols import Item, Output
     from triton_vllm.lora.store import Version
 
+Item = Output | Gathered | Told | AdapterError
+"""An item of a job's answer: an output, of which the last is finished, or an error at the end."""
 BEGUN = math.inf
 """``Job.waiting_since`` of a job that does not wait."""
 _numbers = itertools.count(1)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.errors import AdapterError
     from triton_vllm.base.limits import Limits
-    from triton_vllm.base.protocols import EngineClient, Item, Log
-    from triton_vllm.engine.job import Subrequest, Way
+    from triton_vllm.base.protocols import EngineClient, Log
+    from triton_vllm.engine.job import Item, Subrequest, Way
     from triton_vllm.engine.outcome import Translator
     from triton_vllm.instances.counts import Counts
 

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import AdapterError, InvalidRequestError, UnsupportedError
-from triton_vllm.call import GenerateRequest
-from triton_vllm.chat.request import Chat
 from triton_vllm.constraints.trials import Trials
 from triton_vllm.engine.tokenizing import may_be_long, refuse_long, tokenize
 from triton_vllm.engine.turns import Turns
 from triton_vllm.media import decode
-from triton_vllm.pooling.embedding import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.chat.request import Chat
     from triton_vllm.constraints.checks import Constraint
+    from triton_vllm.engine.order import Prompt
 
 _log = logging.getLogger(__name__)
 # Decoding a picture may take three times the bytes of its pixels.
@@ -75,34 +74,38 @@ class Prompter:
             # For example, the model takes no such prompt. Its first request then waits.
             _log.info("Nothing could be sampled ahead", exc_info=True)
 
-    async def make(self, llm: EngineClient, request: GenerateRequest | Part) -> Any:
-        """Return the prompt for ``add_request``; runs in the engine's event loop.
+    async def make(self, llm: EngineClient, prompt: Prompt, params: Any) -> tuple[Any, Any]:
+        """Return the prompt for ``add_request``, and its parameters.
+
+        This runs in the engine's event loop.
 
         Raises:
-            AdapterError: the media cannot be decoded, the chat template refuses the messages, or
-                the constraint costs too much.
+            AdapterError: the media cannot be decoded, the chat template refuses the messages, the
+                constraint costs too much, or this vLLM does not join pairs.
         """
-        if isinstance(request, GenerateRequest):
-            if request.constraint is not None:
-                await self._trials.check(llm, request.constraint)
-            prompt = await self._prompt(llm, request)
-            # vLLM reads the salt next to the tokens, whichever way they were made.
-            if request.cache_salt is not None:
-                prompt["cache_salt"] = request.cache_salt
-            return prompt
-        return await tokenize(self._vllm, llm, _as_vllm(request), self._turns)
+        if prompt.second is not None:
+            return await self._pair(llm, prompt, params)
+        if prompt.constraint is not None:
+            await self._trials.check(llm, prompt.constraint)
+        made = await self._prompt(llm, prompt)
+        # vLLM reads the salt next to the tokens, whichever way they were made.
+        if prompt.cache_salt is not None:
+            made["cache_salt"] = prompt.cache_salt
+        return made, params
 
-    async def _prompt(self, llm: EngineClient, request: GenerateRequest) -> Any:
-        if request.chat is not None:
-            return await self._chat(llm, request.chat)
-        prompt = _as_vllm(request)
-        if request.media:
+    async def _prompt(self, llm: EngineClient, prompt: Prompt) -> Any:
+        if prompt.chat is not None:
+            return await self._chat(llm, prompt.chat)
+        raw: dict[str, Any] = {"prompt": prompt.text}
+        if prompt.token_ids is not None:
+            raw = {"prompt_token_ids": list(prompt.token_ids)}
+        if prompt.media:
             # Decoding an image or a video takes long, so a thread does it, not the event loop.
             async with self._decoding:
-                prompt["multi_modal_data"] = await asyncio.to_thread(
-                    decode.decode, request.media, self._loaders, self._check
+                raw["multi_modal_data"] = await asyncio.to_thread(
+                    decode.decode, prompt.media, self._loaders, self._check
                 )
-        return await tokenize(self._vllm, llm, prompt, self._turns)
+        return await tokenize(self._vllm, llm, raw, self._turns)
 
     async def take_turn(self) -> None:
         """Wait until the event loop may add a request of another API to vLLM."""
@@ -146,12 +149,8 @@ class Prompter:
             async with self._reading:
                 await asyncio.to_thread(decode.check_within, videos, self._check)
 
-    async def make_pair(self, llm: EngineClient, part: Part, params: Any) -> tuple[Any, Any]:
-        """Return the prompt and its parameters for two texts that a cross-encoder reads together.
-
-        Raises:
-            AdapterError: this vLLM does not join pairs.
-        """
+    async def _pair(self, llm: EngineClient, prompt: Prompt, params: Any) -> tuple[Any, Any]:
+        """Return the prompt and the parameters for two texts that a cross-encoder reads."""
         # One renderer for each engine: an engine that was started again has its own.
         if llm is not self._pairs_of:
             self._render_pair = vllm_api.pair_renderer(llm, self._chat_template)
@@ -161,7 +160,7 @@ class Prompter:
                 "this vLLM does not read pairs of texts for the adapter; "
                 "send them to an embedding model"
             )
-        return await self._render_pair(part.text, part.second, params)
+        return await self._render_pair(prompt.text, prompt.second, params)
 
     async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
         kwargs = dict(chat.template_kwargs)
@@ -189,9 +188,3 @@ class Prompter:
                 reason = str(error).strip().partition("\n")[0]
                 text = f"messages cannot be rendered by the chat template: {reason}"
             raise InvalidRequestError(text) from error
-
-
-def _as_vllm(request: GenerateRequest | Part) -> dict[str, Any]:
-    if request.token_ids is not None:
-        return {"prompt_token_ids": list(request.token_ids)}
-    return {"prompt": request.text}

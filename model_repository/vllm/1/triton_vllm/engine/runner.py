@@ -18,13 +18,11 @@ from triton_vllm.base.errors import (
 )
 from triton_vllm.engine import cost
 from triton_vllm.engine.job import BEGUN, Job, Subrequest
-from triton_vllm.operator.request import OperatorRequest
-from triton_vllm.operator.run import Operator
 from triton_vllm.pooling.gathering import Gathering
 from triton_vllm.vllm_api.refusals import REQUEST_FAILED, failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import Collector, EngineClient, Output
@@ -34,13 +32,17 @@ if TYPE_CHECKING:
     from triton_vllm.engine.outcome import Translator
     from triton_vllm.engine.prompts import Prompter
     from triton_vllm.lora.store import AdapterStore
+    from triton_vllm.operator.request import OperatorRequest
+    from triton_vllm.operator.run import Operator
+
+    Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Runner:
     """Runs jobs in vLLM.
 
-    ``submit`` is for another thread. All other methods are called in the event loop,
-    unless their docstring says otherwise.
+    ``submit`` and ``operate`` are for another thread. All other methods are called in the event
+    loop.
 
     Args:
         jobs: begins and ends jobs.
@@ -99,46 +101,53 @@ class Runner:
     def submit(self, order: Order, delivery: Way) -> Job[Way]:
         """Take what another thread asks of vLLM, and return its job."""
         now = self._loop.time()
-        # An operator's sleep waits for the requests in flight, not in vLLM's queue.
-        waiting_since = BEGUN if isinstance(order.request, OperatorRequest) else now
-        job = Job(
-            delivery,
-            order.weight,
-            streams=order.streams,
-            moved=now,
-            waiting_since=waiting_since,
-        )
+        job = Job(delivery, order.weight, streams=order.streams, moved=now, waiting_since=now)
+        self._enter(job, order.timeout, partial(self._add, job, order))
+        return job
+
+    def operate(self, request: OperatorRequest, delivery: Way) -> Job[Way]:
+        """Take what another thread asks of the engine itself, and return its job."""
+        # It waits for the requests in flight, not in vLLM's queue.
+        job = Job(delivery, 0, moved=self._loop.time())
+        self._enter(job, request.timeout, partial(self._operate, job, request))
+        return job
+
+    def _enter(self, job: Job[Any], timeout: int, work: Work) -> None:
         # Done here, not in the loop: the watch is woken next. It would find nothing in flight and
         # sleep again.
         self._jobs.ledger.enter(job)
-        self._loop.call_soon_threadsafe(self._begin, job, order)
-        return job
+        self._loop.call_soon_threadsafe(self._begin, job, timeout, work)
 
-    def _begin(self, job: Job[Any], order: Order) -> None:
+    def _begin(self, job: Job[Any], timeout: int, work: Work) -> None:
         # The engine may have died since, or is being unloaded.
         if job.ended:
             return
         try:
-            self._jobs.set_deadline(job, order.request.timeout)
-            job.task = self._loop.create_task(self._add(job, order))
+            self._jobs.set_deadline(job, timeout)
+            job.task = self._loop.create_task(work())
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._jobs.end(job, self._translator.refusal(error))
+
+    async def _operate(self, job: Job[Any], request: OperatorRequest) -> None:
+        try:
+            llm = await self._healthy_engine()
+            self._jobs.end(job, await self.operator.run(llm, request, lambda: not job.ended))
+        except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            self._jobs.end(job, self._translator.refusal(error))
+        finally:
+            job.task = None
 
     async def _add(self, job: Job[Any], order: Order) -> None:
         try:
             llm = await self._healthy_engine()
-            request = order.request
-            if isinstance(request, OperatorRequest):
-                self._jobs.end(job, await self.operator.run(llm, request, lambda: not job.ended))
-                return
             # The engine may have been sent to sleep after the request was admitted.
             self.operator.require_open()
-            if self.store is not None and request.lora_name is not None:
-                job.adapter = await self.store.acquire(llm, request.lora_name)
-            collectors = await self._enter(llm, job, order)
+            if self.store is not None and order.lora_name is not None:
+                job.adapter = await self.store.acquire(llm, order.lora_name)
+            collectors = await self._add_prompts(llm, job, order)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._jobs.end(job, self._translator.refusal(error))
-            # vLLM has some of the job's parts, or a request that it began before it raised.
+            # vLLM has some of the job's prompts, or a request that it began before it raised.
             await self._jobs.stop(job)
             return
         finally:
@@ -148,10 +157,11 @@ class Runner:
             await self._jobs.stop(job)
             return
         take = partial(self._take, job)
-        if len(collectors) == 1 and not order.most_numbers:
+        if order.most_numbers is None:
             vllm_api.attach(collectors[0], take)
             return
-        gathering = Gathering(len(collectors), take, order.most_numbers)
+        done = partial(self._jobs.end, job)
+        gathering = Gathering(len(collectors), done, take, order.most_numbers)
         for number, collector in enumerate(collectors):
             vllm_api.attach(collector, partial(self._gather, job, gathering, number))
 
@@ -173,25 +183,20 @@ class Runner:
             raise UnavailableError(DEAD) from None
         return llm
 
-    async def _enter(self, llm: EngineClient, job: Job[Any], order: Order) -> list[Collector]:
-        """Add a job to vLLM; a pooling request becomes one request for each of its parts."""
+    async def _add_prompts(self, llm: EngineClient, job: Job[Any], order: Order) -> list[Collector]:
         collectors = []
-        for number, part in enumerate(order.parts):
-            params = order.params
-            if getattr(part, "second", None) is not None:
-                prompt, params = await self._prompter.make_pair(llm, part, params)
-            else:
-                prompt = await self._prompter.make(llm, part)
-            cost.bound(job, params, prompt, self._limits, self._facts)
-            options = {"priority": order.request.priority, **order.options}
+        for number, prompt in enumerate(order.prompts):
+            made, params = await self._prompter.make(llm, prompt, order.params)
+            cost.bound(job, params, made, self._limits, self._facts)
+            options = {"priority": order.priority, **order.options}
             options["lora_request"] = job.adapter.request if job.adapter else None
             if order.conversation:
-                options |= order.conversation.engine_options(prompt)
+                options |= order.conversation.engine_options(made)
             name = f"{job.id}.{number}" if number else job.id
             # Before vLLM has it: it may keep what it has begun when it raises.
             job.subrequests.append(Subrequest(name, order.completions))
-            collectors.append(await llm.add_request(name, prompt, params, **options))
-            # The remaining parts would be stopped at once.
+            collectors.append(await llm.add_request(name, made, params, **options))
+            # The remaining prompts would be stopped at once.
             if job.ended:
                 break
         return collectors
@@ -199,6 +204,7 @@ class Runner:
     def _gather(
         self, job: Job[Any], gathering: Gathering, number: int, item: Output | Exception
     ) -> None:
+        self._jobs.note_output()
         try:
             gathering.take(number, item)
         except Exception as error:  # noqa: BLE001 - as in _take

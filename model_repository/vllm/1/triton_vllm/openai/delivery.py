@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from triton_vllm.base.errors import AdapterError
-    from triton_vllm.base.protocols import Collector, Item, Output
+    from triton_vllm.base.protocols import Collector, Output
+    from triton_vllm.engine.job import Item
     from triton_vllm.vllm_api import Vllm
 
 

@@ -32,10 +32,6 @@ class OperatorRequest:
     operation: str
     arguments: Mapping[str, Any]
     timeout: int = 0
-    # Every request has these two. An operation runs on the engine, not in vLLM's queue, so they
-    # keep their defaults.
-    priority: int = 0
-    lora_name: str | None = None
 
 
 def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> OperatorRequest:

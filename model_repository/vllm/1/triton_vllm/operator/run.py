@@ -10,7 +10,6 @@ from triton_vllm import vllm_api
 from triton_vllm.base.calls import Calls
 from triton_vllm.base.errors import UnavailableError, UnsupportedError
 from triton_vllm.base.official import NO_LORA
-from triton_vllm.base.protocols import Told
 from triton_vllm.operator.request import OperatorRequest
 
 if TYPE_CHECKING:
@@ -25,6 +24,15 @@ LOOK_PERIOD_S = 0.05
 """Seconds between two looks: for the end of the requests in flight, or for the turn."""
 Answer = dict[str, Any]
 """The result of an operation: a JSON object."""
+
+
+class Told:
+    """The only output of an operator request."""
+
+    finished = True
+
+    def __init__(self, outputs: Answer) -> None:
+        self.outputs = outputs
 
 
 class Operator:

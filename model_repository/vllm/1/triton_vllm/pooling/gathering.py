@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError
-from triton_vllm.base.protocols import Gathered
 from triton_vllm.vllm_api.refusals import failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from triton_vllm.base.protocols import PoolingRequestOutput
+
+
+class Gathered:
+    """The only output of a pooling request: the outputs of its parts in their order."""
+
+    finished = True
+
+    def __init__(self, outputs: Sequence[PoolingRequestOutput]) -> None:
+        self.outputs = outputs
 
 
 class Gathering:
@@ -17,15 +27,22 @@ class Gathering:
 
     Args:
         count: the request's parts. vLLM gets each as its own request.
-        done: takes the result. All outputs as one, or the first output or exception of a part that
-            failed.
+        done: takes all outputs as one.
+        fail: takes the first output or exception of a part that failed.
         most: the most numbers in all outputs together. 0 means no limit.
     """
 
-    def __init__(self, count: int, done: Callable[[Any], None], most: int = 0) -> None:
+    def __init__(
+        self,
+        count: int,
+        done: Callable[[Gathered], None],
+        fail: Callable[[Any], None],
+        most: int = 0,
+    ) -> None:
         self._outputs: list[Any] = [None] * count
         self._missing = count
         self._done = done
+        self._fail = fail
         self._most = most
         self._numbers = 0
 
@@ -34,7 +51,7 @@ class Gathering:
         # With `_missing` at 0, the outputs of other parts are ignored from here on.
         if isinstance(item, Exception) or failure(item) is not None:
             self._missing = 0
-            self._done(item)
+            self._fail(item)
         elif self._missing:
             self._numbers += item.outputs.data.numel()
             if 0 < self._most < self._numbers:
@@ -45,7 +62,7 @@ class Gathering:
                     f"the answer has more than {self._most} numbers: "
                     "send fewer or shorter inputs at once"
                 )
-                self._done(error)
+                self._fail(error)
                 return
             # vLLM finishes the parts in any order.
             self._outputs[number] = item

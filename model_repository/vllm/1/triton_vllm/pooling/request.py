@@ -10,7 +10,7 @@ from triton_vllm.base.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from triton_vllm.pooling.embedding import EmbedRequest
+    from triton_vllm.vllm_api import Vllm
 
 # Not for clients to choose: the adapter sets `task`, and vLLM sets the others.
 INTERNAL_PARAMETERS = frozenset(
@@ -18,26 +18,21 @@ INTERNAL_PARAMETERS = frozenset(
 )
 
 
-def build(
-    make: Any,
-    types: Mapping[str, Any],
-    refusals: tuple[type[Exception], ...],
-    request: EmbedRequest,
-) -> Any:
+def build(vllm: Vllm, types: Mapping[str, Any], task: str, parameters: Mapping[str, Any]) -> Any:
     """Return PoolingParams for a request.
 
     Args:
-        make: vLLM's PoolingParams.
-        types: its parameters with their declared types.
-        refusals: vLLM's exceptions for wrong values.
-        request: the parsed request.
+        vllm: the loaded vLLM.
+        types: its pooling parameters with their declared types.
+        task: the pooling task.
+        parameters: the request's parameters.
 
     Raises:
         InvalidRequestError: a parameter is unknown or of the wrong type, or vLLM refuses its value.
     """
     known = [name for name in types if name not in INTERNAL_PARAMETERS]
     values: dict[str, Any] = {}
-    for name, value in request.parameters.items():
+    for name, value in parameters.items():
         # Ignoring a misspelt name would change the answer without a word.
         if name not in known:
             raise InvalidRequestError(
@@ -49,6 +44,6 @@ def build(
         except ValueError as error:
             raise InvalidRequestError(f"pooling parameter '{name}' {error}") from None
     try:
-        return make(task=request.task, **values)
-    except refusals as error:
+        return vllm.PoolingParams(task=task, **values)
+    except vllm.client_errors as error:
         raise InvalidRequestError(f"pooling parameters: {str(error).strip()}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,18 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triton_vllm.pooling.embedding import Scoring
+
+@dataclass(frozen=True)
+class Scoring:
+    """Pairs of texts to score: one query for all documents, or one query for each.
+
+    With ``ranked``, the answer has the best documents first, at most ``top`` of them (0 = all).
+    """
+
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    ranked: bool = False
+    top: int = 0
 
 
 def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,8 @@ from triton_vllm.reply.response import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triton_vllm.base.protocols import Item, Log
+    from triton_vllm.base.protocols import Log
+    from triton_vllm.engine.job import Item
     from triton_vllm.reply.reply import Reply
 
 

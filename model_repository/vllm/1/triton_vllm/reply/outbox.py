@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from triton_vllm.base import supervised
-from triton_vllm.base.protocols import Item, Log
+from triton_vllm.base.protocols import Log
+from triton_vllm.engine.job import Item
 from triton_vllm.reply.endings import Endings
 from triton_vllm.reply.reply import Reply
 

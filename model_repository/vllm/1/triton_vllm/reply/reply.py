@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from triton_vllm.base.errors import AdapterError, InternalError
-from triton_vllm.engine.job import Delivery
+from triton_vllm.engine.job import Delivery, Item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from triton_vllm.base.protocols import Item, Output, Tensors
+    from triton_vllm.base.protocols import Output, Tensors
     from triton_vllm.base.triton import Channel
 
 NOT_SENT = "the response could not be sent; the server's log tells why"

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from triton_vllm.base.errors import InternalError
-from triton_vllm.base.protocols import Gathered
 from triton_vllm.base.wants import Wants
-from triton_vllm.chat.parsed import AnswerReader
-from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling import scores
-from triton_vllm.pooling.embedding import EmbedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,15 +20,14 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import (
         CompletionOutput,
         Logprob,
-        PoolingRequestOutput,
         Positions,
         RequestOutput,
         Tensors,
-        Told,
     )
-    from triton_vllm.engine.order import Order
-    from triton_vllm.pooling.embedding import Scoring
-    from triton_vllm.reply.reply import ResponseBuilder
+    from triton_vllm.chat.parsed import AnswerReader
+    from triton_vllm.operator.run import Told
+    from triton_vllm.pooling.gathering import Gathered
+    from triton_vllm.pooling.scores import Scoring
 
 # JSON has neither infinity nor NaN. OpenAI-compatible servers write this value for an impossible
 # token.
@@ -82,10 +77,15 @@ class Assembler:
             nothing new.
         prefix: text before each completion of the first response. It is the prompt, if the request
             wants it echoed.
+        has_logprobs: whether the client asked vLLM for log probabilities. If it wants only their
+            sum, vLLM computes them, but the output ``logprobs`` stays null.
     """
 
-    def __init__(self, wants: Wants, n: int, prefix: str = "") -> None:
+    def __init__(
+        self, wants: Wants, n: int, prefix: str = "", *, has_logprobs: bool = True
+    ) -> None:
         self._wants = wants
+        self._has_logprobs = has_logprobs
         self._n = n
         self._prefix = prefix
         # Decided once for each request, because ``build`` runs for every token of a stream.
@@ -139,11 +139,9 @@ class Assembler:
             tensors["cumulative_logprob"] = np.array(sums, np.float32)
         if wants.logprobs:
             # If the client did not ask vLLM for them, they were computed only for the sum.
-            texts = (
-                ["null"] * self._n
-                if wants.no_logprobs
-                else [logprobs_json(c.logprobs) for c in completions]
-            )
+            texts = ["null"] * self._n
+            if self._has_logprobs:
+                texts = [logprobs_json(c.logprobs) for c in completions]
             tensors["logprobs"] = string_tensor(*texts)
         if wants.num_output_tokens:
             counts = [len(c.token_ids) for c in completions]
@@ -183,10 +181,13 @@ class ChatAssembler(Assembler):
         wants: the optional outputs of the request.
         n: the request's completions.
         reader: parses the completions.
+        has_logprobs: see ``Assembler``.
     """
 
-    def __init__(self, wants: Wants, n: int, reader: AnswerReader) -> None:
-        super().__init__(wants, n)
+    def __init__(
+        self, wants: Wants, n: int, reader: AnswerReader, *, has_logprobs: bool = True
+    ) -> None:
+        super().__init__(wants, n, has_logprobs=has_logprobs)
         self._plain = False
         self._reader = reader
 
@@ -216,7 +217,7 @@ class PoolingAssembler:
         self._wants = wants
         self._scoring = scoring
 
-    def build(self, outputs: Sequence[PoolingRequestOutput | Gathered]) -> Tensors:
+    def build(self, outputs: Sequence[Gathered]) -> Tensors:
         """Return the tensors (name, array): a JSON element for each input or pair, and counts.
 
         The counts are over all inputs. Pooled numbers are nested as the model's task nests them.
@@ -224,8 +225,7 @@ class PoolingAssembler:
         Raises:
             InternalError: a number is not finite, so JSON cannot hold it.
         """
-        last = outputs[-1]
-        parts = last.outputs if isinstance(last, Gathered) else [last]
+        parts = outputs[-1].outputs
         try:
             if self._scoring:
                 numbers = [part.outputs.data.tolist() for part in parts]
@@ -253,21 +253,6 @@ class ToldAssembler:
     def build(self, outputs: Sequence[Told]) -> Tensors:
         """Return a JSON object as ``text_output``."""
         return [("text_output", string_tensor(json.dumps(outputs[-1].outputs)))]
-
-
-def assembler(order: Order) -> ResponseBuilder:
-    """Return the object that makes the responses of a job."""
-    request = order.request
-    if isinstance(request, OperatorRequest):
-        return ToldAssembler()
-    if isinstance(request, EmbedRequest):
-        return PoolingAssembler(request.wants, request.scoring)
-    n = order.params.n
-    if order.conversation is not None:
-        return ChatAssembler(request.wants, n, AnswerReader(order.conversation, n))
-    # Token ids and conversations have no text to echo.
-    prefix = request.text if request.echo else None
-    return Assembler(request.wants, n, prefix or "")
 
 
 def string_tensor(*values: str) -> np.ndarray[Any, Any]:

@@ -1,5 +1,6 @@
-"""Turn a Triton request into an ``Order`` of vLLM, or refuse it: tensors and parameters go in.
+"""Turn a Triton request into a ``Call`` of the engine, or refuse it.
 
-This room checks everything that can be checked without the engine. It touches no file, starts no
+``parse`` reads tensors and parameters. Each kind of request (``generate``, ``embedding``, and the
+operator's in ``kinds``) then checks itself against the model. This room touches no file, starts no
 thread and never waits.
 """

@@ -12,21 +12,22 @@ from triton_vllm.base.document import json_object
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import USUAL, check_sizes, refuse_above
 from triton_vllm.base.wants import Wants
-from triton_vllm.call import GenerateRequest, Request
 from triton_vllm.chat import request as chat
 from triton_vllm.chat.request import Chat
+from triton_vllm.engine.order import Prompt
 from triton_vllm.media.checks import check_item
 from triton_vllm.operator import request as operator
-from triton_vllm.operator.request import OperatorRequest
-from triton_vllm.pooling import embedding
-from triton_vllm.pooling.embedding import EmbedRequest
-from triton_vllm.request import engine_fields
+from triton_vllm.request import embedding, engine_fields
 from triton_vllm.request.contract import BOOL, EXTRA_FLAGS, FLAGS, INPUTS, INT64, MEDIA
+from triton_vllm.request.embedding import EmbedRequest
+from triton_vllm.request.generate import GenerateRequest
+from triton_vllm.request.kinds import Operation
 
 if TYPE_CHECKING:
     from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import Inputs
+    from triton_vllm.request.kinds import Request
 
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
 PARALLEL = "parallel_tool_calls"
@@ -87,17 +88,20 @@ def parse(
     if len(prompts) != 1:
         found = " and ".join(prompts) or "none"
         raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, found {found}")
-    return GenerateRequest(
+    prompt = Prompt(
         media=_media(inputs, limits),
         text=_text(inputs, takes_empty=dialect.takes_empty_text)
         if "text_input" in inputs
         else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
         chat=_chat(inputs, limits) if "messages" in inputs else None,
+        cache_salt=engine_fields.cache_salt(values),
+    )
+    return GenerateRequest(
+        prompt=prompt,
         echo=_echo(inputs, stream=plain["stream"]),
         wants=_wants(inputs),
         lora_name=_lora_name(values),
-        cache_salt=engine_fields.cache_salt(values),
         engine_fields=engine_fields.take(
             values, limits.allowed_request_fields, limits.max_json_depth
         ),
@@ -255,13 +259,14 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
     return number
 
 
-def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorRequest:
+def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> Operation:
     for name in (*PROMPTS, embedding.INPUT_NAME):
         if name in inputs:
             raise InvalidRequestError(f"{operator.INPUT_NAME} cannot be combined with {name}")
     text = str(_scalar(inputs, operator.INPUT_NAME))
     timeout = _integer(inputs, {}, "timeout") or timeout
-    return operator.parse(text, limits.max_json_depth, limits.operator_requests, timeout)
+    depth = limits.max_json_depth
+    return Operation(operator.parse(text, depth, limits.operator_requests, timeout))
 
 
 def _parse_embedding(
@@ -280,7 +285,9 @@ def _parse_embedding(
         if element is not None:
             chosen[name] = element
     return EmbedRequest(
-        parts=embedding.parts(limits, values, takes_unknown_fields=dialect.takes_unknown_fields),
+        prompts=embedding.prompts(
+            limits, values, takes_unknown_fields=dialect.takes_unknown_fields
+        ),
         scoring=embedding.scoring(limits, values),
         wants=_wants(inputs),
         task=str(task),

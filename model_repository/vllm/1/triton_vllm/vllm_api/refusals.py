@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InternalError, UnavailableError
-from triton_vllm.base.protocols import Gathered, Told
 
 if TYPE_CHECKING:
     from triton_vllm.base.errors import AdapterError
@@ -59,10 +58,6 @@ def failure(item: Output) -> AdapterError | None:
     # vLLM ends a request that failed in EngineCore with an ordinary output. Its own server raises
     # an error then.
     outputs: Any = item.outputs
-    if isinstance(item, Told):
-        return None
-    if isinstance(item, Gathered):
-        return next(filter(None, map(failure, outputs)), None)
     if isinstance(outputs, list):
         failed = any(completion.finish_reason == "error" for completion in outputs)
         return InternalError(REQUEST_FAILED) if failed else None

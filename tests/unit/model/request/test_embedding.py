@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,27 +11,29 @@ import pytest
 from triton_vllm.base.dialect import OFFICIAL
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.pooling.embedding import EmbedRequest, Part, Scoring
+from triton_vllm.engine.order import Prompt
+from triton_vllm.pooling.scores import Scoring
+from triton_vllm.request.embedding import EmbedRequest
 from triton_vllm.request.parse import parse
 
 
-def read(limits=USUAL, **values):
+def read(limits=USUAL, **values) -> Any:
     return parse({"embedding_request": np.array([json.dumps(values).encode()], np.object_)}, "", limits=limits)
 
 
 @pytest.mark.parametrize(
-    ("source", "parts"),
+    ("source", "prompts"),
     [
-        ("a", (Part("a"),)),
-        (["a"], (Part("a"),)),
-        (["a", "b"], (Part("a"), Part("b"))),
-        ([1, 2], (Part(token_ids=(1, 2)),)),
-        ([[1, 2], [3]], (Part(token_ids=(1, 2)), Part(token_ids=(3,)))),
+        ("a", (Prompt("a"),)),
+        (["a"], (Prompt("a"),)),
+        (["a", "b"], (Prompt("a"), Prompt("b"))),
+        ([1, 2], (Prompt(token_ids=(1, 2)),)),
+        ([[1, 2], [3]], (Prompt(token_ids=(1, 2)), Prompt(token_ids=(3,)))),
     ],
 )
-def test_one_input_or_several(source, parts):
+def test_one_input_or_several(source, prompts):
     """Texts, or token ids, as vLLM's own server takes them."""
-    assert read(input=source).parts == parts
+    assert read(input=source).prompts == prompts
     assert read(input=source).scoring is None
 
 
@@ -45,7 +48,7 @@ def test_wrong_inputs_are_refused(source):
 
 def test_there_are_no_more_inputs_than_the_limit():
     """Each is a request to vLLM."""
-    assert len(read(Limits(max_inputs=2), input=["a", "b"]).parts) == 2
+    assert len(read(Limits(max_inputs=2), input=["a", "b"]).prompts) == 2
     with pytest.raises(InvalidRequestError, match="input has 3 inputs; this model takes at most 2"):
         read(Limits(max_inputs=2), input=["a", "b", "c"])
     with pytest.raises(InvalidRequestError, match="documents has 3 texts; this model takes at most 2"):
@@ -64,7 +67,7 @@ def test_there_are_no_more_inputs_than_the_limit():
 def test_pairs_to_score(given, scoring):
     """By the names of vLLM's own server; what makes them up is for the model to say."""
     assert read(**given).scoring == scoring
-    assert read(**given).parts == ()
+    assert read(**given).prompts == ()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_what_is_not_known_is_refused_unless_it_is_officially_ignored(name):
     text = json.dumps({"input": "a", name: 1}).encode()
     request = parse({"embedding_request": np.array([text], np.object_)}, "", dialect=OFFICIAL)
     assert isinstance(request, EmbedRequest)
-    assert request.parts == (Part(text="a"),)
+    assert request.prompts == (Prompt(text="a"),)
 
 
 def test_no_number_of_documents_is_all_of_them():

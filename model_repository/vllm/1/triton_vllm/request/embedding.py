@@ -1,22 +1,27 @@
-"""Parse ``embedding_request``: inputs to embed or pool, or pairs to score.
+"""A request to embed, pool or score: what it has, how it is read and checked, and its answer.
 
 The fields are those of vLLM's own server.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import shown
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import refuse_above
+from triton_vllm.engine.order import Order, Prompt
+from triton_vllm.pooling import request as pooling
+from triton_vllm.pooling.scores import Scoring
+from triton_vllm.reply.response import PoolingAssembler
+from triton_vllm.request.kinds import Call, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.wants import Wants
+    from triton_vllm.request.kinds import Served
 
 PAIR_FIELDS = {"query": "documents", "queries": "documents", "text_1": "text_2"}
 """The two sides' names in vLLM's score and rerank requests; only ``query`` ranks."""
@@ -27,36 +32,27 @@ INPUT_NAME = "embedding_request"
 EXPECTED_INPUT = "a non-empty string or list of token ids, or a list of these"
 
 
-@dataclass(frozen=True)
-class Part:
-    """One input of a pooling request.
+# In older vLLM, ``encode`` may also have one vector.
+BY_TOKEN = ("token_embed", "token_classify", "encode")
+"""Pooling tasks whose answer has a vector for each token."""
 
-    It is a text, token ids, or two texts that a cross-encoder reads together.
+
+@dataclass(frozen=True)
+class EmbedRequest(Request):
+    """Inputs to embed, pool or score, with vLLM's pooling parameters.
+
+    Attributes:
+        prompts: the inputs. Empty if the request asks for scores.
+        wants: the optional outputs that the client asked for.
+        task: vLLM's pooling task.
+        parameters: the pooling parameters, as JSON has them.
+        lora_name: the name of a LoRA adapter. None for the base model.
+        priority: as vLLM's scheduler has it. A lower number goes first.
+        timeout: microseconds, as everywhere in Triton. With 0 there is no timeout.
+        scoring: the pairs to score. None if the request does not ask for scores.
     """
 
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    second: str | None = None
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Pairs of texts to score: one query for all documents, or one query for each.
-
-    With ``ranked``, the answer has the best documents first, at most ``top`` of them (0 = all).
-    """
-
-    queries: tuple[str, ...]
-    documents: tuple[str, ...]
-    ranked: bool = False
-    top: int = 0
-
-
-@dataclass(frozen=True)
-class EmbedRequest:
-    """Inputs to embed, pool or score, with vLLM's pooling parameters."""
-
-    parts: tuple[Part, ...]
+    prompts: tuple[Prompt, ...]
     wants: Wants
     task: str
     parameters: Mapping[str, Any]
@@ -65,10 +61,50 @@ class EmbedRequest:
     timeout: int = 0
     scoring: Scoring | None = None
 
+    def call(self, served: Served, options: Mapping[str, Any]) -> Call:
+        """See ``Request``."""
+        task = self.task
+        prompts = self.prompts
+        # How pairs are scored depends on the model.
+        if self.scoring is not None:
+            task = served.fit.facts.scoring_task or "score"
+            prompts = _pairs(self.scoring, task)
+        served.require_adapter(self.lora_name)
+        for prompt in prompts:
+            served.fit.check_prompt(prompt)
+        served.fit.check_weight(len(prompts), f"{INPUT_NAME} has", "inputs")
+        served.require_task(task)
+        order = Order(
+            prompts=prompts,
+            params=pooling.build(served.vllm, served.pooling_types, task, self.parameters),
+            lora_name=self.lora_name,
+            priority=self.priority,
+            timeout=self.timeout,
+            options=options,
+            # Each number takes 21 characters of JSON, and some tasks make a vector for each token.
+            most_numbers=served.fit.limits.max_pooled_numbers,
+        )
+        assembler = PoolingAssembler(self.wants, self.scoring)
+        return Call(order, assembler, bulky=task in BY_TOKEN)
 
-def parts(
+
+def _pairs(scoring: Scoring, task: str) -> tuple[Prompt, ...]:
+    """Return the inputs of vLLM for a request for scores."""
+    queries = scoring.queries
+    documents = scoring.documents
+    if task == "classify":
+        # A cross-encoder reads pairs. A single query is repeated for every document.
+        if len(queries) == 1:
+            queries *= len(documents)
+        pairs = zip(queries, documents, strict=True)
+        return tuple(Prompt(text=query, second=document) for query, document in pairs)
+    # Other models embed each text on its own, and the vectors are compared.
+    return tuple(Prompt(text=text) for text in (*queries, *documents))
+
+
+def prompts(
     limits: Limits, values: Mapping[str, Any], *, takes_unknown_fields: bool = False
-) -> tuple[Part, ...]:
+) -> tuple[Prompt, ...]:
     """Return the inputs of a request; empty if the request asks for scores.
 
     Args:
@@ -93,7 +129,7 @@ def parts(
     sources = [source]
     if isinstance(source, list) and source and isinstance(source[0], str | list):
         sources = source
-    inputs = tuple(map(_part, sources))
+    inputs = tuple(map(_prompt, sources))
     # vLLM gets each input as its own request.
     refuse_above(limits.max_inputs, len(inputs), f"{INPUT_NAME}.input has", "inputs")
     return inputs
@@ -138,11 +174,11 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
     return Scoring(queries, documents, ranked=ranked, top=top)
 
 
-def _part(source: Any) -> Part:
+def _prompt(source: Any) -> Prompt:
     if isinstance(source, str) and source:
-        return Part(text=source)
+        return Prompt(text=source)
     if isinstance(source, list) and source and all(type(i) is int and i >= 0 for i in source):
-        return Part(token_ids=tuple(source))
+        return Prompt(token_ids=tuple(source))
     raise InvalidRequestError(f"{INPUT_NAME}.input must be {EXPECTED_INPUT}")
 
 
