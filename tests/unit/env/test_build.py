@@ -128,15 +128,18 @@ def test_what_passed_before_is_not_verified_again(
     assert "passed before" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("layout", ["directory", "archive"])
 def test_checks_that_passed_are_not_repeated_if_the_smoke_run_failed(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, capsys: pytest.CaptureFixture[str]
+    stages: Stages, workspace: Workspace, request_: BuildRequest, capsys: pytest.CaptureFixture[str], layout: str
 ) -> None:
-    """The model is served while the environment is checked, and the checks take long."""
+    """Whether the model was served while the environment was checked, or after that. The checks take long."""
+    request = replace(request_, layout=LAYOUTS[layout])
     stages.fails = "smoke run"
     with pytest.raises(VllmEnvError, match=r"It failed\."):
-        build_all(workspace, request_)
+        build_all(workspace, request)
+    assert not request.model_folder.exists()
     stages.fails = ""
-    build_all(workspace, request_)
+    build_all(workspace, request)
     assert stages.called.count("verify") == 1
     assert "passed before" in capsys.readouterr().err
 

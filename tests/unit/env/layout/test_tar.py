@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
+import random
 import tarfile
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,17 @@ def _plan(tree: Path) -> TarContents:
     plan.add_bytes(str(tree / "bin/tool"), b"new", "made")
     plan.add_bytes(str(tree / "bin/tool"), b"new", "left-out")
     return plan
+
+
+@pytest.mark.parametrize(("values", "stored"), [(256, True), (200, True), (64, False)])
+def test_what_hardly_shrinks_is_stored(values: int, stored: bool) -> None:
+    """It unpacks four times as fast, on the one core that a server has for it; with 200 values deflate gains 4 %."""
+    data = random.Random(5).choices(bytes(range(values)), k=2**20)
+    member = bytes(compress_chunk([bytes(data)]))
+    kind = member[10] >> 1 & 3  # after gzip's header (RFC 1952, 2.3); 0 is a stored block (RFC 1951, 3.2.3)
+    assert (kind == 0) == stored
+    assert (len(member) < 0.8 * len(data)) != stored
+    assert gzip.decompress(member) == bytes(data)
 
 
 def _archive(plan: TarContents) -> bytes:

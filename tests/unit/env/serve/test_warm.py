@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -106,3 +107,27 @@ def test_the_caches_belong_to_the_owner_of_the_models_folder(binary: Path, model
     done = run(binary, model)
     owners = {(p.stat().st_uid, p.stat().st_gid) for p in (done.folder, *done.folder.rglob("*"))}
     assert owners == {(12345, 23456)}
+
+
+@pytest.mark.parametrize("step", ["remove_abandoned_staging", "_place"])
+def test_it_waits_for_a_publish_of_another_container(
+    binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Publishing exchanges the model's folder: what is staged or placed in the old one meanwhile would be lost."""
+    held: list[bool] = []
+    real = getattr(module, step)
+
+    def observed(*arguments: object) -> object:
+        handle = os.open(model.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.append(True)
+        finally:
+            os.close(handle)
+        return real(*arguments)
+
+    monkeypatch.setattr(module, step, observed)
+    monkeypatch.setenv("FAKE_TRITON", "fills")
+    run(binary, model)
+    assert held == [True]

