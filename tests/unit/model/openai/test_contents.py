@@ -77,7 +77,7 @@ REFUSALS = [
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "file_id": "f"}]}]}, "'file_id'"),
     (CHAT, {"messages": [{"content": "x"}]}, "messages must be a list"),
     (CHAT, {"messages": "x"}, "messages must be a list"),
-    (CHAT, {"messages": [{"role": "user", "content": "x" * 3201}]}, "the prompt has 3205 characters"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 3201}]}, "messages: the prompt has 3205 characters"),
     (CHAT, {"messages": HELLO, "tools": ["x"]}, "list of objects"),
     (CHAT, {"messages": HELLO, "tools": {"type": "function"}}, "list of objects"),
     ("/v1/responses", {"input": "x", "tools": [{"type": "namespace", "tools": [{}] * 300}] * 2}, "tools has 602 entries"),
@@ -146,7 +146,7 @@ REFUSALS = [
     (TEXT, {"prompt": "x", "response_format": "[" * 100_000}, "must be an object"),
     ("/v1/embeddings", {"input": [{"role": "user"}]}, "must be a text"),
     ("/v1/rerank", {"query": "x", "documents": [{"content": []}]}, "must be a text"),
-    ("/detokenize", {"tokens": [-1]}, "negative"),
+    ("/detokenize", {"tokens": [-1]}, "tokens: the prompt: token id -1 is negative"),
 ]
 
 

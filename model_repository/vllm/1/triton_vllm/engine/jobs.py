@@ -114,7 +114,7 @@ class Jobs:
             self._stop_soon(job)
 
     def note_output(self) -> None:
-        """Note that vLLM has given an output to such a job."""
+        """Note that vLLM has given an output."""
         self.moved = self.loop.time()
 
     def finish(self, job: Job[Any]) -> None:

@@ -93,23 +93,6 @@ class Call:
         runner.submit(self.order, reply)
 
 
-@dataclass(frozen=True)
-class OperatorCall:
-    """The same for an operator's request of the engine itself."""
-
-    request: OperatorRequest
-    assembler: ResponseBuilder = field(default_factory=ToldAssembler)
-    bulky: bool = False
-    streams: bool = False
-
-    def start(self, runner: Runner, reply: Reply) -> None:
-        """See ``Call``."""
-        runner.operate(self.request, reply)
-
-
-AnyCall = Call | OperatorCall
-
-
 class Request(ABC):
     """A parsed request of one kind."""
 
@@ -128,10 +111,25 @@ class Request(ABC):
 
 @dataclass(frozen=True)
 class Operation(Request):
-    """A request of an operator; reading it has checked it."""
+    """A request of an operator; reading it has checked it, so it is what is started.
+
+    Attributes:
+        request: what is asked of the engine itself.
+        assembler: see ``Call``, as for the others.
+    """
 
     request: OperatorRequest
+    assembler: ResponseBuilder = field(default_factory=ToldAssembler)
+    bulky: bool = False
+    streams: bool = False
 
-    def call(self, served: Served, options: Mapping[str, Any]) -> OperatorCall:  # noqa: ARG002
+    def call(self, served: Served, options: Mapping[str, Any]) -> Operation:  # noqa: ARG002
         """See ``Request``."""
-        return OperatorCall(self.request)
+        return self
+
+    def start(self, runner: Runner, reply: Reply) -> None:
+        """See ``Call``."""
+        runner.operate(self.request, reply)
+
+
+AnyCall = Call | Operation
