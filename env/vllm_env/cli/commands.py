@@ -151,6 +151,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         first = exported.left_out[0]
         more = f" and {len(exported.left_out) - 1} more" if len(exported.left_out) > 1 else ""
         console.note(f"not in the image: {first}{more}, {size / 1e6:.0f} MB of weights and caches")
+        console.note("give weights to the server by a volume, and name it in vllm_engine_args.json")
     if options.json:
         facts = {
             "oci": str(exported.folder),

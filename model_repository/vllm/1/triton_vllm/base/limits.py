@@ -211,7 +211,8 @@ def check_sizes(
     Raises:
         InvalidRequestError: one input is too large, or all together are.
     """
-    total = len(parameters)
+    parameter_bytes = len(parameters.encode())
+    total = parameter_bytes
     for name, array in inputs.items():
         size = _bytes(array)
         total += size
@@ -220,7 +221,7 @@ def check_sizes(
         elif name in _SIZE:
             refuse_above(getattr(limits, _SIZE[name]), size, f"{name} has", "bytes")
     refuse_above(
-        limits.max_parameter_bytes, len(parameters), "the request parameters have", "bytes"
+        limits.max_parameter_bytes, parameter_bytes, "the request parameters have", "bytes"
     )
     refuse_above(limits.max_request_bytes, total, "the request has", "bytes")
 
