@@ -34,8 +34,9 @@ def test_a_request_counts_for_the_other_instance_until_it_ends(pair):
     """And those of the other count here."""
     engine, got, other = pair
     other.note(4)
-    _, put = added(engine, fake_job())
+    _, put = added(engine, asked := fake_job())
     assert (engine.jobs.ledger.count(), engine.jobs.ledger.count_of_all()) == (1, 5)
+    assert engine.jobs.ledger.watched() == [asked.job]
     assert not engine.jobs.ledger.is_empty()
     assert other.others() == 1
     put(output(finished=True))
@@ -93,6 +94,7 @@ def test_requests_to_the_openai_port_count_as_well(pair):
     assert other.others() == 1
     jobs.ledger.weigh(job, 3)
     assert other.others() == 3
+    assert jobs.ledger.watched() == []  # uvicorn knows whether its client is there
     jobs.abort(job, UnavailableError("unloaded"))
     assert (other.others(), jobs.ledger.jobs(), jobs.ledger.unwritten()) == (3, [], [job])
     jobs.finish(job)
