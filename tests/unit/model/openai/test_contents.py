@@ -72,12 +72,12 @@ REFUSALS = [
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"max_length": 10**8, "padding": "max_length"}}, "'max_length'"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": "x"}, "must be an object"),
     (CHAT, {"messages": HELLO, "chat_template": "x"}, "the operator chooses the template"),
-    ("/score", {"text_1": "x", "text_2": ["y"], "instruction": "x" * 3201}, "the prompt has 3201 characters"),
-    ("/score", {"instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x" * 300}}, "the prompt has 3300"),
+    ("/score", {"text_1": "x", "text_2": ["y"], "instruction": "x" * 3201}, "instruction has 3201 characters"),
+    ("/score", {"instruction": "x" * 3000, "chat_template_kwargs": {"date_string": "x" * 300}}, "instruction has 3300"),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "file_id": "f"}]}]}, "'file_id'"),
     (CHAT, {"messages": [{"content": "x"}]}, "messages must be a list"),
     (CHAT, {"messages": "x"}, "messages must be a list"),
-    (CHAT, {"messages": [{"role": "user", "content": "x" * 3201}]}, "messages: the prompt has 3205 characters"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 3201}]}, "messages has 3205 characters"),
     (CHAT, {"messages": HELLO, "tools": ["x"]}, "list of objects"),
     (CHAT, {"messages": HELLO, "tools": {"type": "function"}}, "list of objects"),
     ("/v1/responses", {"input": "x", "tools": [{"type": "namespace", "tools": [{}] * 300}] * 2}, "tools has 602 entries"),
@@ -146,7 +146,7 @@ REFUSALS = [
     (TEXT, {"prompt": "x", "response_format": "[" * 100_000}, "must be an object"),
     ("/v1/embeddings", {"input": [{"role": "user"}]}, "must be a text"),
     ("/v1/rerank", {"query": "x", "documents": [{"content": []}]}, "must be a text"),
-    ("/detokenize", {"tokens": [-1]}, "tokens: the prompt: token id -1 is negative"),
+    ("/detokenize", {"tokens": [-1]}, "tokens: token id -1 is negative"),
 ]
 
 

@@ -26,6 +26,8 @@ LONGEST_STOP_STRING = 1024
 # up to half as many comparisons. Without a limit, one token took 8 s (20,000 tokens, vLLM 0.32).
 MOST_REPETITION = 1 << 15
 """The most that ``max_pattern_size`` squared, times ``min_count``, may be."""
+PROMPT_NAME = "the prompt"
+"""What a prompt is called, if an API has no name of its own for it."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,12 @@ class Fit:
         self.check_ids(prompt.token_ids or ())
         self.check_text(prompt.characters)
 
-    def check_text(self, characters: int) -> None:
+    def check_text(self, characters: int, name: str = PROMPT_NAME) -> None:
         """Refuse a prompt with so many characters that it hardly ever fits.
+
+        Args:
+            characters: its length.
+            name: what the API calls it.
 
         Raises:
             InvalidRequestError: no time is spent on tokenizing it.
@@ -65,21 +71,25 @@ class Fit:
         most = tokens * self.limits.max_characters_per_token
         if 0 < most < characters:
             raise InvalidRequestError(
-                f"the prompt has {characters} characters; {context_length(tokens)}, "
+                f"{name} has {characters} characters; {context_length(tokens)}, "
                 f"so it takes at most {most} characters"
             )
 
-    def check_ids(self, ids: Collection[int]) -> None:
+    def check_ids(self, ids: Collection[int], name: str = PROMPT_NAME) -> None:
         """Refuse a prompt whose token ids are too many, or would stop the engine.
+
+        Args:
+            ids: the token ids.
+            name: what the API calls the prompt.
 
         Raises:
             InvalidRequestError: the text says which.
         """
         tokens = self.facts.max_tokens
         if 0 < tokens < len(ids):
-            raise InvalidRequestError(f"the prompt has {len(ids)} tokens; {context_length(tokens)}")
+            raise InvalidRequestError(f"{name} has {len(ids)} tokens; {context_length(tokens)}")
         # Multimodal models use ids above their vocabulary as placeholders of pictures.
-        self._check_ids("the prompt", ids, 0 if self.facts.multimodal else self.facts.vocabulary)
+        self._check_ids(name, ids, 0 if self.facts.multimodal else self.facts.vocabulary)
 
     def check_media(self, source: str) -> None:
         """Refuse pictures, audio or video in ``source``, if the model takes only text.

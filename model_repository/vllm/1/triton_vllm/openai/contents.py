@@ -13,6 +13,7 @@ from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import TOKEN_IDS, refuse_above
 from triton_vllm.chat.request import check_template_kwargs
 from triton_vllm.constraints import checks as constraints
+from triton_vllm.engine.fit import PROMPT_NAME
 from triton_vllm.media.checks import check_parts
 from triton_vllm.openai.fields import REFUSED
 from triton_vllm.openai.items import Listed, count_values
@@ -172,13 +173,17 @@ def _prompts(fit: Fit, name: str, value: Any) -> Iterator[str]:
     for prompt in value if several else [value]:
         with naming(name):
             if isinstance(prompt, str):
-                fit.check_text(len(prompt))
+                fit.check_text(len(prompt), _called(name))
             elif isinstance(prompt, list) and _are_ids(prompt):
-                fit.check_ids(prompt)
+                fit.check_ids(prompt, _called(name))
             else:
                 raise InvalidRequestError(f"'{name}' must be a text, token ids, or a list of them")
         if isinstance(prompt, str):
             yield prompt
+
+
+def _called(field: str) -> str:
+    return PROMPT_NAME if field == "prompt" else field
 
 
 def _check_completions(route: Route, body: Mapping[str, Any], fit: Fit) -> None:
@@ -199,7 +204,7 @@ def _instruction(body: Mapping[str, Any], fit: Fit) -> None:
     """Check what vLLM adds to each pair of texts before it tokenizes the pair."""
     given = [body.get("instruction"), body.get("chat_template_kwargs")]
     with naming("instruction"):
-        fit.check_text(sum(map(_characters, given)))
+        fit.check_text(sum(map(_characters, given)), "instruction")
 
 
 def _conversation(route: Route, body: Mapping[str, Any], fit: Fit) -> tuple[Mapping[str, Any], ...]:
@@ -238,8 +243,9 @@ def _conversation(route: Route, body: Mapping[str, Any], fit: Fit) -> tuple[Mapp
     # The arguments of a template may be texts, too.
     prompt = (*route.conversation, "chat_template_kwargs")
     characters = sum(_characters(body.get(name)) for name in prompt)
-    with naming(route.conversation[0]):
-        fit.check_text(characters - sum(lengths))
+    name = route.conversation[0]
+    with naming(name):
+        fit.check_text(characters - sum(lengths), name)
     return tuple(messages) if lengths else ()
 
 

@@ -48,11 +48,7 @@ def naming(field: str) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        text = str(error)
-        # The checks of both APIs say "the prompt", which may have another name here.
-        if field not in text:
-            text = f"{field}: {text}"
-        raise FieldError(field, text) from None
+        raise FieldError(field, str(error)) from None
 
 
 # vLLM's names of these kinds of errors.
