@@ -33,7 +33,7 @@ class Packer(outputs.Packer):
         packed.append(output.request_id)
         return super().pack(output)
 
-outputs.PACKED_FROM, outputs.Packer = 1, Packer
+outputs.PACKED_FROM_OUTPUTS, outputs.Packer = 1, Packer
 
 def numbers(rows, wide):
     values = np.full((rows, wide), -0.5, np.float32)
