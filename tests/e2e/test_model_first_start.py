@@ -31,7 +31,7 @@ import dataclasses, importlib, json, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from triton_vllm.startup import inspector
 inspector.replace_inspection(None, in_fork=sys.argv[2] == "gpu")  # it says nothing
-registry = importlib.import_module(inspector.REGISTRY)
+registry = importlib.import_module(inspector.REGISTRY_MODULE)
 real = subprocess.run
 
 def run(command, *others, **options):
