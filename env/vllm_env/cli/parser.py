@@ -319,7 +319,7 @@ def _export() -> CommandParser:
         "--compression",
         choices=("gzip", "zstd"),
         default="gzip",
-        help="gzip (default), which everything reads; zstd is a quarter smaller",
+        help="gzip (default), which everything reads; zstd is a fifth smaller",
     )
     parser.add_argument("--tag", metavar="TAG", help="the image's tag (default: vLLM's version)")
     return parser

@@ -71,7 +71,7 @@ class Gzip(Compression):
 
 
 class Zstd(Compression):
-    """Zstandard: a quarter smaller, for newer registries and engines."""
+    """Zstandard: a fifth smaller, for newer registries and engines."""
 
     media_type = "tar+zstd"
     _LEVEL = 3
