@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from support.repositories import BUILD_SECONDS, CHECKOUT
 from support.small_parts import KEY, SITE, USE, make_small
 from vllm_env.base.network import Network, read_pip_config
 from vllm_env.lock.pylock import read_pylock
+from vllm_env.serve.server import free_ports
 from vllm_env.serve.server_log import telling_lines
 
 if TYPE_CHECKING:
@@ -112,6 +114,32 @@ def test_the_second_line_serves_as_another_user(built: Built, folder: Path) -> N
     assert done.returncode == 0, done.stderr + telling_lines(log)
     assert done.stdout.splitlines()[-1] == "PASS: vLLM example"
     assert "Paris, on the river Seine." in (built.clone / "results.txt").read_text("utf-8")
+
+
+def test_the_port_is_published_with_its_key(built: Built, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/docker.md's lines: what is added to the configuration, and the one that serves; without the key it answers 401."""
+    page = (CHECKOUT / "docs/docker.md").read_text("utf-8")
+    (added,) = re.findall(r"^cat >> model_repository/vllm/config.pbtxt <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
+    config = built.clone / "model_repository/vllm/config.pbtxt"
+    before = config.read_text("utf-8")
+    config.write_text(before + added)
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    ports = {**containers.host_ports(), 9000: free_ports().http}
+    (folder / "cache").mkdir()
+    typed = containers.page_line(pages.PORT).replace("--name vllm ", "").replace(" -d ", " -it ")
+    line = containers.as_podman(typed.replace("vllm_cache:", f"{folder}/cache:"), {"PWD": str(built.clone)}, ports=ports)
+    log = folder / "port.log"
+    try:
+        with containers.running(line, log) as server:
+            _wait_until_ready(server, ports[8000], log)
+            url = f"http://127.0.0.1:{ports[9000]}/v1/models"
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(url, timeout=60)
+            asked = urllib.request.Request(url, headers={"Authorization": "Bearer secret"})
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                assert b'"vllm"' in answer.read()
+    finally:
+        config.write_text(before)
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:

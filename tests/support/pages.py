@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 BUILD = r"-w /work nvcr\S+ \./gen_vllm_env\.sh$"
 SERVE = r"tritonserver --model-store=/models"
 BUILD_WITH_CACHE = r"VLLM_ENV_CACHE=/cache.*\./gen_vllm_env\.sh$"
+PORT = r"-p 9000:9000"
 FILL = r"sh wheelhouse \$DIR "
 BUILD_OFFLINE = r"--offline --wheelhouse \$DIR "
 IN_CONTAINERS = (BUILD, SERVE, BUILD_WITH_CACHE, FILL, BUILD_OFFLINE)
