@@ -75,12 +75,13 @@ def test_loads_and_unloads_leak_nothing(light_serving: Serve, request: pytest.Fi
             assert answers[0].text == ANSWER
             control(server, "unload")
             wait_for(lambda: _is_alone(server), lambda: f"the end of {server.members()}")
+            if seen:  # Triton 26.07 removes it a moment later on a busy machine
+                wait_for(lambda: footprint(server, real=real).shared <= seen[0].shared, lambda: f"the end of its memory: {seen}")
             seen.append(footprint(server, real=real))
         # gRPC starts threads for a burst, and ends them after a while without work.
         most = seen[1].threads + 2
         wait_for(lambda: footprint(server, real=real).threads <= most, lambda: f"the end of threads, {most} at most: {seen}")
     assert {one.processes for one in seen} == {seen[0].processes}
-    assert max(len(one.shared - seen[0].shared) for one in seen) == 0, seen
     assert seen[-1].memory - seen[1].memory < SLACK_MB, [one.memory for one in seen]
 
 
