@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PICTURES = ROOT / "docs/pictures"
 SECONDS = 10.0
 """How long the picture moves."""
-_NOTE = re.compile(r"packed |\S+: no model hub answers")
+_NOTE = re.compile(r"packed |another build is running|\S+: no model hub answers")
 _TEXT = re.compile(r"<text [^>]*>(.*?)</text>")
 # Background, text, and the colour of what is typed.
 COLOURS = {"light": ("#f6f8fa", "#1f2328", "#0072B2"), "dark": ("#151b23", "#f0f6fc", "#56B4E9")}
