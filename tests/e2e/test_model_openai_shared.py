@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
-PROMPT, ANSWER = FACTS[2]
+PROMPT, _ = FACTS[2]
 GREEDY = {"temperature": 0, "max_tokens": 24}
 TEXT = "/v1/completions"
 

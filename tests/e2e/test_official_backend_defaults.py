@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # test_official_backend.py has what most operators choose
-PROMPT, ANSWER = FACTS[2]
+PROMPT, _ = FACTS[2]
 GREEDY = {"temperature": "0"}
 ENSEMBLE = """
 name: "before"

@@ -24,7 +24,6 @@ NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "Pool
 VLLM: Any = SimpleNamespace(**{name: getattr(fake_vllm, name) for name in NAMES}, client_errors=(ValueError,))
 FACTS = Facts(("generate",), max_tokens=256, vocabulary=512, multimodal=False)
 INTERNALS = ("Traceback", "NoneType", "object at 0x", ".py", "site-packages", "triton_vllm", "<class", "KeyError", "/etc/passwd")
-LOG: Any = SimpleNamespace(error=pytest.fail)  # nothing is to be logged
 
 
 def array(value: Any) -> Any:

@@ -28,11 +28,6 @@ async def never() -> bool:
     return False
 
 
-async def refused() -> bool:
-    """Fail as a dead engine does."""
-    raise ConnectionError("dead")
-
-
 class Time:
     """Passes in steps: a wait takes no time but on this clock, and its end may change what the engine does."""
 

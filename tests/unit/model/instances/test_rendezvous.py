@@ -19,7 +19,7 @@ import pytest
 from triton_vllm.base import locks
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.instances import rendezvous
-from triton_vllm.instances.rendezvous import Address, Rendezvous, Seat, seat
+from triton_vllm.instances.rendezvous import Rendezvous, Seat, seat
 
 MODEL = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
 # holds a seat as another instance's process does, until it is killed
@@ -58,12 +58,6 @@ def args(name="vllm_0_1", count=2, **changed):
 
 def seat_of(given, server) -> Seat:
     found = seat(given, server)
-    assert found
-    return found
-
-
-def address_of(meeting) -> Address:
-    found = meeting.address()
     assert found
     return found
 

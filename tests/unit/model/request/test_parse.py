@@ -7,13 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from support.pictures import picture, png
 from triton_vllm.base.dialect import OFFICIAL
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.request.generate import GenerateRequest
 from triton_vllm.request.parse import parse
-
-GIVEN = picture(png(5, 6))
 
 
 def asked(*given, **options) -> GenerateRequest:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-A, B, C = [("127.0.0.1", port) for port in (1, 2, 3)]
-
-
 class Server:
     """Answers each connection in the way that a test sets."""
 

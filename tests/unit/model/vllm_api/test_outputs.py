@@ -154,10 +154,6 @@ async def test_of_many_held_outputs_only_the_first_ones_are_kept_as_objects(pack
     assert [output.number for output in given] == [number for number in range(FIRST) for _ in MANY]
 
 
-def _fail_to_import() -> Any:
-    raise ImportError("no codec")
-
-
 @with_packed
 async def test_what_follows_a_held_output_of_its_request_waits_as_well(packed_from):
     """Only the first output has the prompt's log probabilities."""
@@ -184,10 +180,6 @@ async def test_held_outputs_of_an_aborted_request_are_dropped(packed_from):
     assert not waits.done()
     client.arrive(step(STEPS, "other", dear=[]))
     assert numbers([await waits], "other") == [STEPS]
-
-
-async def _fail() -> Any:
-    raise RuntimeError("the engine has died")
 
 
 async def test_between_two_steps_other_tasks_run():

@@ -8,8 +8,6 @@ import pytest
 
 from triton_vllm.vllm_api.scoring import scoring_task
 
-PLACE = "vllm.entrypoints.pooling.scoring"
-
 
 def model(**config):
     return SimpleNamespace(model_config=SimpleNamespace(**config), vllm_config="config", renderer="renderer")
