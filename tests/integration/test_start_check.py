@@ -131,9 +131,9 @@ def test_conda_pack_refuses_an_editable_install(prefix: Path) -> None:
 def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, workspace: Workspace, tmp_path: Path) -> None:
     """All checks in the order of their cost; bytecode that is missing is a note and no error; nothing is left behind."""
     archive, console = tmp_path / "vllm_env.tar.gz", Listener()
-    plan = contents_of(prefix)
-    write_archive(plan, archive)
-    layout, packed = LAYOUTS["archive"], Packed(archive, (EnvironmentRecord("vllm_env.tar.gz", members=plan.members),))
+    contents = contents_of(prefix)
+    write_archive(contents, archive)
+    layout, packed = LAYOUTS["archive"], Packed(archive, (EnvironmentRecord("vllm_env.tar.gz", members=contents.members),))
     with reporting_to(console):
         (note,) = verify_packed(workspace, layout, packed, EXPECTED)
     assert "have no bytecode that fits" in note
@@ -143,7 +143,7 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
         "shared libraries, paths of the build, imports",
     ]
     assert list(workspace.cache.path("build").iterdir()) == []
-    more = replace(packed.environment, members=plan.members + 1)
+    more = replace(packed.environment, members=contents.members + 1)
     with pytest.raises(VllmEnvError, match="cut off between two members"):
         verify_packed(workspace, layout, Packed(archive, (more,)), EXPECTED)
     assert list(workspace.cache.path("build").iterdir()) == []

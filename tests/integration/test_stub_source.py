@@ -71,10 +71,10 @@ def organisation(place: Place) -> StubOptions:
 def test_builds_checks_starts_and_caches_a_stub(place: Place, organisation: StubOptions) -> None:
     """A stub built at the release's branch embeds the prefix's Python, keeps no build path, and is built once."""
     cache, console = place.workspace.cache, Listener()
-    plan = choose_stub(place.workspace, place.triton, place.python, "auto", organisation)
-    assert plan.prebuilt is None
+    choice = choose_stub(place.workspace, place.triton, place.python, "auto", organisation)
+    assert choice.prebuilt is None
     with reporting_to(console):
-        stub = make_stub(place.workspace, plan, place.prefix)
+        stub = make_stub(place.workspace, choice, place.prefix)
 
     assert (stub.origin, stub.python, stub.release) == ("source", "3.11", "24.10")
     assert stub.path
@@ -134,7 +134,7 @@ def _embedded(stub: Path, prefix: Path) -> list[str]:
 
 
 def test_refuses_a_release_without_branch(place: Place, organisation: StubOptions) -> None:
-    """A release that the organisation does not have is refused in the plan, by its branch's name and with a remedy."""
+    """A release that the organisation does not have is refused before the build, by its branch's name and with a remedy."""
     triton = dataclasses.replace(place.triton, release="24.09")
     with pytest.raises(VllmEnvError, match=r"no branch r24\.09.*--triton-git-url"):
         choose_stub(place.workspace, triton, place.python, "source", organisation)

@@ -85,15 +85,15 @@ class Stages:
         """Whether the cache has the prefix still."""
         return self.cached
 
-    def make_stub(self, workspace: Workspace, plan: StubChoice, prefix: Path) -> Stub:
-        """The planned one."""
+    def make_stub(self, workspace: Workspace, choice: StubChoice, prefix: Path) -> Stub:
+        """The chosen one."""
         self._call("stub")
         self.has_packed.clear()
-        assert plan.prebuilt
+        assert choice.prebuilt
         libraries = self.folder / "stub_lib"
         libraries.mkdir(exist_ok=True)
         (libraries / "libpython3.11.so.1.0").write_text("python")
-        return Stub(plan.prebuilt, "3.11", "24.10", hashlib.sha256(b"stub").hexdigest(), 4, "prebuilt", libraries)
+        return Stub(choice.prebuilt, "3.11", "24.10", hashlib.sha256(b"stub").hexdigest(), 4, "prebuilt", libraries)
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """A file in the cache, to which published models are links."""

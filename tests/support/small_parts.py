@@ -86,12 +86,12 @@ def make_small(place: Path) -> Small:
     (model / FOLDER).mkdir(parents=True)
     rows: list[dict[str, Any]] = []
     for number, names in enumerate(((SITE / "one.py", SITE / "tool"), (SITE / "big.bin", SITE / "link"), (long, SITE / "empty"))):
-        plan = TarContents()
+        contents = TarContents()
         for name in names:
-            plan.add(str(source / name), str(name))
+            contents.add(str(source / name), str(name))
         file = model / FOLDER / f"{number:03}.tar.gz"
-        digest = write_archive(plan, file)
-        sizes = {"size": file.stat().st_size, "members": plan.members, "unpacked": plan.size}
+        digest = write_archive(contents, file)
+        sizes = {"size": file.stat().st_size, "members": contents.members, "unpacked": contents.size}
         rows.append({"name": file.name, "sha256": digest, **sizes})
     facts: dict[str, Any] = {"key": KEY, "unpacked": sum(row["unpacked"] for row in rows), "parts": rows, "modules": ["one"]}
     (folder / SITE).mkdir(parents=True)

@@ -186,13 +186,13 @@ def _exported_config(model: Path) -> bytes:
 
 def _write(image: Image, contents: list[Content], tag: str) -> str:
     layers = plan_layers(contents)
-    total = sum(layer.plan.size for layer in layers)
+    total = sum(layer.tar.size for layer in layers)
     require_space(image.folder.parent, int(total * _WORST_RATIO), "the image")
     before = 0
     for layer in layers:
         for done in image.add(layer):
             report.step(layer.name, (before + done) / total)
-        before += layer.plan.size
+        before += layer.tar.size
     return image.finish(tag)
 
 

@@ -48,7 +48,7 @@ class _Source:
     def chunks(self) -> Iterator[bytes]:
         """Yield the archive's bytes."""
         buffer = memoryview(bytearray(CHUNK_BYTES))
-        for chunk in self.layer.plan.chunks():
+        for chunk in self.layer.tar.chunks():
             data = bytes(read_chunk(chunk, buffer))
             self.digest.update(data)
             self.done += len(data)

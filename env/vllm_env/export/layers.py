@@ -58,10 +58,10 @@ class Content:
 
 @dataclass
 class Layer:
-    """The members of a layer, and its name for people."""
+    """The tar archive of a layer, and its name for people."""
 
     name: str
-    plan: TarContents
+    tar: TarContents
 
 
 def plan_layers(contents: list[Content]) -> list[Layer]:
@@ -162,7 +162,7 @@ def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
         inner = path.removeprefix(f"{Directory.environment}/")
         if inner != path:
             source = content.environment / inner
-        if layer.plan.members and layer.plan.size + source.lstat().st_size > _LAYER_BYTES:
+        if layer.tar.members and layer.tar.size + source.lstat().st_size > _LAYER_BYTES:
             yield layer
             number += 1
             layer = Layer(f"{name} {number}", TarContents())
@@ -172,10 +172,10 @@ def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
         for folder in reversed([parent.as_posix() for parent in Path(target).parents][:-1]):
             if folder not in folders:
                 folders.add(folder)
-                layer.plan.add(str(content.folder), folder)
+                layer.tar.add(str(content.folder), folder)
         if path in content.replaced:
-            layer.plan.add_bytes(str(source), content.replaced[path], target)
+            layer.tar.add_bytes(str(source), content.replaced[path], target)
         else:
-            layer.plan.add(str(source), target)
-    if layer.plan.members:
+            layer.tar.add(str(source), target)
+    if layer.tar.members:
         yield layer

@@ -13,7 +13,12 @@ from typing import Any
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout.layouts import LAYOUT_FILES
-from vllm_env.model.files import ENGINE_ARGS_NAME, OFFICIAL_ARGS_NAME, read_config
+from vllm_env.model.files import (
+    CONFIG_NAME,
+    ENGINE_ARGS_NAME,
+    OFFICIAL_ARGS_NAME,
+    read_config,
+)
 from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.publish.model_folder import WEIGHT_SUFFIXES
 from vllm_env.serve.without_hub import STANDIN_NAME
@@ -120,7 +125,7 @@ def _check_settings(model: Path) -> None:
     """Check the fields of the configuration and of the engine arguments for keys of any form."""
     parameters = read_config(model).parameters
     settings: dict[Path, Mapping[str, Any]] = {
-        model / "config.pbtxt": {name: value.string_value for name, value in parameters.items()}
+        model / CONFIG_NAME: {name: value.string_value for name, value in parameters.items()}
     }
     for name in (ENGINE_ARGS_NAME, OFFICIAL_ARGS_NAME):
         file = model / name

@@ -163,7 +163,7 @@ def read_chunk(chunk: list[Piece], buffer: memoryview) -> memoryview:
     """Read a chunk into a buffer of ``CHUNK_BYTES`` bytes, and return the filled part.
 
     Raises:
-        OSError: a file has changed or been removed since the plan was made.
+        OSError: a file has changed or been removed since it was added.
     """
     size = 0
     for piece in chunk:

@@ -127,7 +127,7 @@ def choose_stub(
 
 
 def make_stub(workspace: Workspace, choice: StubChoice, prefix: Path) -> Stub:
-    """Return the planned stub, which is built if necessary, checked and started once in a prefix.
+    """Return the chosen stub, which is built if necessary, checked and started once in a prefix.
 
     Raises:
         VllmEnvError: the stub cannot be built, or a check fails.

@@ -3,7 +3,7 @@
 They are the loader's own rules, and mistakes that would cause errors at the first request.
 """
 # The loader's rules for archives are checked when one is unpacked (layout/archive.py). conda-pack
-# refuses editable packages when it plans an archive (layout/tar.py).
+# refuses editable packages when it chooses the files of an archive (layout/tar.py).
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Check a finished set before it is published.
 
-``gen_vllm_env.sh verify`` does the same for any repository. Cheap checks come first. The plan is
+``gen_vllm_env.sh verify`` does the same for any repository. Cheap checks come first. The lock is
 checked before anything slow starts. Then follow the packed files, opened as a server does, and
 each unpacked tree. Last, its interpreter is started as Triton's launcher starts the stub, and
 imports the modules that vLLM imports later.

@@ -45,14 +45,14 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _plan(tree: Path) -> TarContents:
-    plan = TarContents(left_out=frozenset({"left-out"}))
+def _contents(tree: Path) -> TarContents:
+    contents = TarContents(left_out=frozenset({"left-out"}))
     for path in sorted(tree.rglob("*")):
         if path.is_symlink() or path.is_file() or not any(path.iterdir()):
-            plan.add(str(path), path.relative_to(tree).as_posix())
-    plan.add_bytes(str(tree / "bin/tool"), b"new", "made")
-    plan.add_bytes(str(tree / "bin/tool"), b"new", "left-out")
-    return plan
+            contents.add(str(path), path.relative_to(tree).as_posix())
+    contents.add_bytes(str(tree / "bin/tool"), b"new", "made")
+    contents.add_bytes(str(tree / "bin/tool"), b"new", "left-out")
+    return contents
 
 
 @pytest.mark.parametrize(("values", "stored"), [(256, True), (200, True), (64, False)])
@@ -66,8 +66,8 @@ def test_what_hardly_shrinks_is_stored(values: int, stored: bool) -> None:
     assert gzip.decompress(member) == bytes(data)
 
 
-def _archive(plan: TarContents) -> bytes:
-    return b"".join(compress_chunk(chunk) for chunk in plan.chunks())
+def _archive(contents: TarContents) -> bytes:
+    return b"".join(compress_chunk(chunk) for chunk in contents.chunks())
 
 
 _NAMES = ["a", "x" * 100, "x" * 101, "\u00e9" * 50, "\u00e9" * 51, "y" * 255, "d/" * 300, "\udcff" * 3]
@@ -80,10 +80,10 @@ def test_names_and_links_of_any_length_are_read_back(tmp_path: Path, name: str, 
     place = tmp_path / name / "link"
     place.parent.mkdir(parents=True)
     place.symlink_to(link)
-    plan = TarContents()
-    plan.add(str(place), place.relative_to(tmp_path).as_posix())
-    plan.add(str(place.parent), place.parent.relative_to(tmp_path).as_posix())
-    with tarfile.open(fileobj=io.BytesIO(_archive(plan))) as archive:
+    contents = TarContents()
+    contents.add(str(place), place.relative_to(tmp_path).as_posix())
+    contents.add(str(place.parent), place.parent.relative_to(tmp_path).as_posix())
+    with tarfile.open(fileobj=io.BytesIO(_archive(contents))) as archive:
         assert [(m.name, m.linkname, m.isdir(), m.mtime) for m in archive] == [
             (place.relative_to(tmp_path).as_posix(), link, False, EPOCH),
             (name.rstrip("/"), "", True, EPOCH),
@@ -92,7 +92,7 @@ def test_names_and_links_of_any_length_are_read_back(tmp_path: Path, name: str, 
 
 def test_tarfile_reads_every_member_back(tree: Path) -> None:
     """Names, kinds, modes, times and contents survive."""
-    with tarfile.open(fileobj=io.BytesIO(_archive(_plan(tree)))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(_archive(_contents(tree)))) as archive:
         members = {m.name: m for m in archive}
         assert members[_LONG].size == 4
         assert members["bin/tool"].mode == members["made"].mode == 0o755
@@ -111,7 +111,7 @@ def test_tarfile_reads_every_member_back(tree: Path) -> None:
 
 def test_libarchive_reads_it_too(tree: Path) -> None:
     """Triton extracts with libarchive, which must go on after the first gzip member."""
-    with libarchive.memory_reader(_archive(_plan(tree))) as archive:
+    with libarchive.memory_reader(_archive(_contents(tree))) as archive:
         sizes = {entry.pathname: entry.size for entry in archive}
     assert sizes["lib/big"] == _BIG
     assert sizes[_LONG] == 4
@@ -120,8 +120,8 @@ def test_libarchive_reads_it_too(tree: Path) -> None:
 
 
 def test_a_file_that_shrank_is_an_error_and_no_broken_archive(tree: Path) -> None:
-    """A file cut off between the plan and the writing would shift all that follows."""
-    plan = _plan(tree)
+    """A file cut off between the choice of the files and the writing would shift all that follows."""
+    contents = _contents(tree)
     (tree / "lib/big").write_bytes(b"short")
     with pytest.raises(OSError, match="changed while it was packed"):
-        _archive(plan)
+        _archive(contents)
