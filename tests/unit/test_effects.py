@@ -31,7 +31,7 @@ ROOMS = {
         "top": {FILE},
         "base": {PROCESS, FILE, SOCKET, STATE},  # `process` and `network` are what the others start and reach with
         "cli": {FILE, SOCKET},
-        "export": {FILE, THREAD},
+        "export": {FILE},
         "inside": {PROCESS, FILE, THREAD, STATE, PATCH},
         "interpreter": {FILE},
         "layout": {FILE, THREAD},

@@ -4,20 +4,16 @@ The compressors are those that env/requirements.txt pins. Python's own zlib diff
 of Python. ISA-L (isal) was tried: its level 3 gives other bytes on other processors.
 """
 
-import os
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar
 
 import zstandard
 from zlib_ng import zlib_ng
 
-# Each has one chunk in memory and two on their way.
-_MOST_WORKERS = 16
+from vllm_env.layout.tar import on_all_cores, worker_count
 
 
 class Compression(ABC):
@@ -48,20 +44,18 @@ class Gzip(Compression):
 
     def compress(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Yield header, compressed chunks in their order, and checksum."""
-        yield self._HEADER
         checksum = 0
         size = 0
-        workers = _workers()
-        waiting: deque[Future[bytes]] = deque()
-        with ThreadPoolExecutor(workers) as pool:
+
+        def counted() -> Iterator[bytes]:
+            nonlocal checksum, size
             for chunk in chunks:
-                waiting.append(pool.submit(self._compress_chunk, chunk))
                 checksum = zlib.crc32(chunk, checksum)
                 size += len(chunk)
-                if len(waiting) >= 3 * workers:
-                    yield waiting.popleft().result()
-            for compressed in waiting:
-                yield compressed.result()
+                yield chunk
+
+        yield self._HEADER
+        yield from on_all_cores(self._compress_chunk, counted())
         yield self._END + struct.pack("<LL", checksum, size & 0xFFFFFFFF)
 
     def _compress_chunk(self, chunk: bytes) -> bytes:
@@ -79,14 +73,10 @@ class Zstd(Compression):
     def compress(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Yield one frame."""
         # One thread gives other bytes than none, but the same as many.
-        stream = zstandard.ZstdCompressor(level=self._LEVEL, threads=_workers()).compressobj()
+        stream = zstandard.ZstdCompressor(level=self._LEVEL, threads=worker_count()).compressobj()
         for chunk in chunks:
             yield stream.compress(chunk)
         yield stream.flush()
-
-
-def _workers() -> int:
-    return min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
 COMPRESSIONS: Mapping[str, Compression] = {"gzip": Gzip(), "zstd": Zstd()}

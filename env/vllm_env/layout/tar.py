@@ -7,16 +7,18 @@ compresses each one to a gzip member. The members in their order are the archive
 the result depends only on the contents, not on the number of workers.
 """
 
+import contextlib
 import hashlib
 import os
 import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import deflate
 from conda_pack import CondaEnv
@@ -56,6 +58,8 @@ class FileRange(NamedTuple):
 
 
 Piece = bytes | FileRange
+_Chunk = TypeVar("_Chunk")
+_Compressed = TypeVar("_Compressed")
 
 
 @dataclass
@@ -238,31 +242,40 @@ def write_archive(
     """
     chunks = contents.chunks()
     digest = hashlib.sha256()
-    workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
-    # Threads: reading, libdeflate and SHA-256 release the interpreter's lock. Between processes,
-    # all data would be copied.
-    with ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
-        try:
-            for number, member in enumerate(_in_order(pool, chunks, 3 * workers), 1):
-                sink.write(member)
-                digest.update(member)
-                if step:
-                    step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
-        except BaseException:
-            # Nobody needs the waiting chunks.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    members = on_all_cores(compress_chunk, chunks)
+    with contextlib.closing(members), target.open("wb") as sink:
+        for number, member in enumerate(members, 1):
+            sink.write(member)
+            digest.update(member)
+            if step:
+                step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
         sink.flush()
         os.fsync(sink.fileno())
     return digest.hexdigest()
 
 
-def _in_order(pool: Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
-    """Yield the compressed chunks in their order; at most ``ahead`` of them are in memory."""
-    pending = []
-    for chunk in chunks:
-        pending.append(pool.submit(compress_chunk, chunk))
-        if len(pending) >= ahead:
-            yield pending.pop(0).result()
-    for future in pending:
-        yield future.result()
+def on_all_cores(
+    compress: Callable[[_Chunk], _Compressed], chunks: Iterable[_Chunk]
+) -> Generator[_Compressed, None, None]:
+    """Yield the compressed chunks in their order. Few of them are in memory."""
+    workers = worker_count()
+    pending: deque[Future[_Compressed]] = deque()
+    # Threads: reading, the compressors and SHA-256 release the interpreter's lock. Between
+    # processes, all data would be copied.
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for chunk in chunks:
+                pending.append(pool.submit(compress, chunk))
+                if len(pending) >= 3 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BaseException:
+            # Nobody needs the waiting chunks.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def worker_count() -> int:
+    """Return how many threads compress."""
+    return min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
