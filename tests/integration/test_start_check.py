@@ -22,7 +22,7 @@ from vllm_env.layout.tar import contents_of, write_archive
 from vllm_env.prefix.relocate import install_runtime, site_packages
 from vllm_env.verify.launcher_check import check_start, start
 from vllm_env.verify.tree_rules import Expected, check_tree
-from vllm_env.verify.verify import verify_packed, verify_tree
+from vllm_env.verify.verify import opened, verify_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,8 +134,8 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
     contents = contents_of(prefix)
     write_archive(contents, archive)
     layout, packed = LAYOUTS["archive"], Packed(archive, (EnvironmentRecord("vllm_env.tar.gz", members=contents.members),))
-    with reporting_to(console):
-        (note,) = verify_packed(workspace, layout, packed, EXPECTED)
+    with reporting_to(console), opened(workspace, layout, packed, EXPECTED, None) as tree:
+        (note,) = verify_tree(workspace, tree, EXPECTED)
     assert "have no bytecode that fits" in note
     assert console.heard == [
         "unpacked with libarchive",
@@ -144,8 +144,9 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
     ]
     assert list(workspace.cache.path("build").iterdir()) == []
     more = replace(packed.environment, members=contents.members + 1)
-    with pytest.raises(VllmEnvError, match="cut off between two members"):
-        verify_packed(workspace, layout, Packed(archive, (more,)), EXPECTED)
+    damaged = opened(workspace, layout, Packed(archive, (more,)), EXPECTED, None)
+    with pytest.raises(VllmEnvError, match="cut off between two members"), damaged:
+        pytest.fail("it was opened")
     assert list(workspace.cache.path("build").iterdir()) == []
 
 

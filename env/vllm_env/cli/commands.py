@@ -25,7 +25,7 @@ from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_u
 from vllm_env.sketch import BuildRequest, default_profile, installed_triton
 from vllm_env.triton.root import open_root
 from vllm_env.unpack import unpack as unpack_environment
-from vllm_env.verify.verify import verify_packed
+from vllm_env.verify.verify import opened, verify_tree
 from vllm_env.wheelhouse import fill_wheelhouse
 
 from .adopt import adopt
@@ -112,7 +112,10 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         triton = open_root(root) if (root := installed_triton()) else None
         # The interpreter of an unpacked environment is started in another folder.
         layout, packed = manifest.packed(model.absolute())
-        for note in verify_packed(workspace, layout, packed, manifest.expected(), triton):
+        expected = manifest.expected()
+        with opened(workspace, layout, packed, expected, triton) as tree:
+            notes = verify_tree(workspace, tree, expected)
+        for note in notes:
             console.note(note)
         console.step(str(model))
     facts = {"model": str(model), "verified": True}

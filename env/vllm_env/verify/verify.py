@@ -51,32 +51,6 @@ def check_lock(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
     return (note,)
 
 
-def verify_packed(
-    workspace: Workspace,
-    layout: Layout,
-    packed: Packed,
-    expected: Expected,
-    triton: TritonRoot | None = None,
-) -> tuple[str, ...]:
-    """Open an environment as a server does, and check every tree, up to an import of vLLM.
-
-    Args:
-        workspace: the cache.
-        layout: how the environment is packed.
-        packed: the environment.
-        expected: the expected versions.
-        triton: the Triton that will serve it.
-
-    Returns:
-        Notes for the user: findings that are not wrong, but cost time at each start.
-
-    Raises:
-        VllmEnvError: names the rule and the remedy.
-    """
-    with opened(workspace, layout, packed, expected, triton) as tree:
-        return verify_tree(workspace, tree, expected)
-
-
 @contextlib.contextmanager
 def opened(
     workspace: Workspace,

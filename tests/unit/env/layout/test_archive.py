@@ -54,7 +54,7 @@ def packed(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return Packed(path, write_archive(contents_of(prefix), path, lambda _, fraction: seen.append(fraction)), seen)
 
 
-def test_the_plan_holds_conda_files_other_files_and_the_activation(packed: Packed) -> None:
+def test_an_archive_holds_conda_files_other_files_and_the_activation(packed: Packed) -> None:
     """Triton needs bin/activate, which conda-pack adds; conda-unpack, which nobody runs, is left out."""
     assert packed.digest == hashlib.sha256(packed.path.read_bytes()).hexdigest()
     with tarfile.open(packed.path) as archive:
