@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build the site of the documentation from the pages of the repository.
 
-The pages link to files beside ``docs``. zensical reads one folder and follows no links to folders.
+The pages link to files next to ``docs``. zensical reads one folder and follows no links to folders.
 In a checkout with built environments it did not end within ten minutes. So it gets copies of the
 pages, in their places. The site is in ``.tools/site``.
 """

@@ -289,7 +289,7 @@ class _Build:
         self, serve: Callable[[], SmokeResult] | None
     ) -> AbstractContextManager[Future[SmokeResult] | None]:
         """Serve the model while a block runs, unless that needs the space of the open tree."""
-        # Triton would extract it once more.
+        # Triton would extract it again.
         if serve is None or self.request.layout.extracted_space(self.lock.spec.profile):
             return nullcontext()
         return beside(serve)

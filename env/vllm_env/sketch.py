@@ -165,7 +165,7 @@ def _require_release(root: Path, release: str) -> None:
 
 
 def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
-    """Read the spec, find the Triton, and check that this machine can do what is asked.
+    """Read the spec, find the Triton, and check that this machine can do the build.
 
     Raises:
         VllmEnvError: something is wrong that would let the build fail, perhaps minutes later.

@@ -136,7 +136,7 @@ def _check_arguments(models: list[tuple[Path, Manifest]], folder: Path, tag: str
 
 
 def _read_model(model: Path, manifest: Manifest, scratch: Path) -> tuple[Content, list[Path]]:
-    """Check a model, and return its content for the image and what is left out."""
+    """Check a model, and return its content for the image, and its weights and caches."""
     name = model.name
     # The user may keep the model elsewhere and link to it.
     model = model.resolve()

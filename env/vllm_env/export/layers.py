@@ -168,7 +168,7 @@ def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
             layer = Layer(f"{name} {number}", TarContents())
             folders.clear()
         target = f"{MODELS}/{content.name}/{path}"
-        # The folders above, of which no layer may have another mode.
+        # The folders above. They must have the same mode in each layer.
         for folder in reversed([parent.as_posix() for parent in Path(target).parents][:-1]):
             if folder not in folders:
                 folders.add(folder)

@@ -119,7 +119,7 @@ def _files(subject: Subject) -> Iterator[Path]:
 
 
 def _around(triton: Path) -> Iterator[Path]:
-    """Yield what a smoke run needs besides the model."""
+    """Yield the files of Triton and of the client that a smoke run uses."""
     for name in _TRITON_FOLDERS:
         yield from _files_in(triton / name)
     yield PROMPTS
