@@ -73,7 +73,9 @@ def find_own_files(model: Path) -> OwnFiles:
             )
         is_standin = path.startswith(f"{STANDIN_NAME}/")
         is_weight = path.endswith(WEIGHT_SUFFIXES) and not is_standin
-        if is_weight or path.startswith(f"{CACHE_NAME}/"):
+        # The folder of the cache may be a link.
+        is_cache = path.partition("/")[0] == CACHE_NAME
+        if is_weight or is_cache:
             left_out.append(path)
         # Hidden files are those of editors and of git, bytecode is this machine's.
         elif not re.search(r"(^|/)\.", path) and not re.search(r"(^|/)__pycache__/|\.pyc$", path):

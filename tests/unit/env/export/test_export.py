@@ -337,6 +337,13 @@ def test_weights_and_caches_stay_out_and_the_stand_in_does_not(
     assert f"not in the image: {own}/1/adapter/adapter_model.bin and 3 more" in capsys.readouterr().err
 
 
+def test_a_link_to_a_cache_stays_out(own: Path, image: Image, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It leads out of the model, as one to weights may."""
+    (own / "vllm_cache").symlink_to("/mnt/cache")
+    assert export(own.parent, tmp_path / "image").layers == image.layers
+    assert f"not in the image: {own}/vllm_cache, 0 MB" in capsys.readouterr().err
+
+
 def refused(models: Path, folder: Path, *options: str) -> int:
     """Export in vain: nothing new is in the folder, not even hidden; return the exit code."""
     before = sorted(folder.rglob("*")) if folder.exists() else None
