@@ -268,6 +268,14 @@ async def test_what_joins_a_request_that_has_ended_is_aborted(place):
     assert place.llm.aborted == ["one"]
 
 
+async def test_a_task_that_outlives_its_request_gets_nothing(place):
+    """Its completions would count until the server ends: nothing takes them off the ledger."""
+    place.jobs.finish(place.job)
+    with pytest.raises(BusyError, match="cancelled"):
+        place.checked.generate({}, params(n=4), "late")
+    assert place.jobs.ledger.is_empty()
+
+
 async def test_a_request_that_waits_for_too_long_is_found(place):
     """Until vLLM has begun to work on it."""
     requests, request = place.jobs.ledger, place.job

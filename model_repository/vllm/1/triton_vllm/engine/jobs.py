@@ -152,7 +152,7 @@ class Jobs:
             return
         job.error = error
         self.end(job, error)
-        # While ``_add`` runs, it checks ``ended`` itself.
+        # While a task of the runner adds the job, that task looks at ``ended`` itself.
         if job.task is None:
             self._stop_soon(job)
 
