@@ -113,12 +113,19 @@ class Jobs:
         if job.ended:
             self._stop_soon(job)
 
+    def note_unhealthy(self, llm: EngineClient) -> None:
+        """Note that an engine has failed vLLM's health check."""
+        # A lost engine's failure says nothing about the new one.
+        self.unhealthy = self.unhealthy or llm is self.llm
+
     def note_output(self) -> None:
         """Note that vLLM has given an output."""
         self.moved = self.loop.time()
 
     def finish(self, job: Job[Any]) -> None:
         """Forget such a job, because its answer is written or its client is gone."""
+        # A task of the application may run on. What it still asked for would count for ever.
+        job.error = job.error or CancelledError("Request was cancelled")
         job.ended = True
         job.delivery.give_up()
         self._let_go(job)

@@ -176,8 +176,7 @@ class Runner:
         # Whatever vLLM raises, it says that the engine is not healthy.
         except Exception as error:  # noqa: BLE001
             self._translator.note("vLLM's health check failed", error)
-            # A lost engine's failure says nothing about the new one.
-            jobs.unhealthy = jobs.unhealthy or llm is jobs.llm
+            jobs.note_unhealthy(llm)
             # In a thread: it waits for the server, which may be loading another model.
             await self._loop.run_in_executor(None, self._when_unhealthy)
             raise UnavailableError(DEAD) from None
@@ -214,7 +213,8 @@ class Runner:
     def _take(self, job: Job[Any], item: Output | Exception) -> None:
         if job.ended:
             return
-        job.moved = self._jobs.moved = self._loop.time()
+        self._jobs.note_output()
+        job.moved = self._jobs.moved
         job.waiting_since = BEGUN
         try:
             # If one completion or part of a job has failed, the others still run in vLLM. So those
