@@ -1,7 +1,7 @@
 """Check a request against the model and its limits, before it is tokenized.
 
-Both APIs ask this module. ``gate`` has what is checked before a request is read, ``cost`` what is
-checked when its tokens are known.
+Both APIs ask this module. ``gate`` checks a request before it is read, ``cost`` when its tokens are
+known.
 """
 
 from __future__ import annotations

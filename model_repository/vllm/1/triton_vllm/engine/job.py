@@ -96,7 +96,7 @@ class Job(Generic[Way]):
         streams: whether its first output shows that vLLM has begun.
         id: its name, and the id of vLLM's first request for it if it came by Triton.
         moved: when its last output or the request itself came, in the event loop's time in
-            seconds. Infinity if it is not to be logged as stuck, or has been.
+            seconds. Infinity if it is never logged as stuck, or has been logged.
         waiting_since: when the request came, in the same time. Infinity once vLLM is known to have
             begun to work on it.
         subrequests: vLLM's requests for it.

@@ -40,7 +40,7 @@ class Jobs:
         loop: vLLM's event loop.
         ledger: the jobs.
         llm: the engine that runs the jobs. None if there is no engine.
-        why_down: what clients are told if there is no living engine.
+        why_down: the reason that clients get if there is no living engine.
         unhealthy: whether the engine has failed vLLM's health check.
         moved: when the last output of any job came, in the event loop's time in seconds.
     """

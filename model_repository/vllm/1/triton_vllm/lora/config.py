@@ -140,9 +140,8 @@ def _locate(starts: tuple[Path, ...], place: str) -> tuple[Path | str, str]:
     folders = list(dict.fromkeys(start / path for start in starts))
     for folder in folders:
         if folder.is_dir():
-            return folder, "" if (
-                folder / CONFIG_NAME
-            ).is_file() else f"{folder} has no {CONFIG_NAME}"
+            has_config = (folder / CONFIG_NAME).is_file()
+            return folder, "" if has_config else f"{folder} has no {CONFIG_NAME}"
     if place.startswith(("/", ".", "~")):
         return folders[0], f"there is no directory {' or '.join(map(str, folders))}"
     # Any other name may be one on a model hub, which only vLLM can check.

@@ -66,7 +66,7 @@ class Collected(Delivery):
         return True
 
     def refuse(self, error: AdapterError) -> None:
-        """See ``Delivery``; what has ended has its error."""
+        """See ``Delivery``; a job that has ended has its error already."""
 
     def give_up(self) -> None:
         """See ``Delivery``."""

@@ -44,7 +44,7 @@ class FieldError(InvalidRequestError):
 
 @contextmanager
 def naming(field: str) -> Iterator[None]:
-    """Give the field's name to what is refused in the block."""
+    """Give the field's name to refusals in the block."""
     try:
         yield
     except InvalidRequestError as error:

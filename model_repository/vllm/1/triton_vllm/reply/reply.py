@@ -96,7 +96,7 @@ class Reply(Delivery):
         self.lane(self)
 
     def lasts(self, item: Item) -> bool:
-        """See ``Delivery``; what is not bulky is written at once."""
+        """See ``Delivery``; an answer that is not bulky is written at once."""
         return self.bulky and not isinstance(item, AdapterError)
 
     def refuse(self, error: AdapterError) -> None:

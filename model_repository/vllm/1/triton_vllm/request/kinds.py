@@ -111,10 +111,10 @@ class Request(ABC):
 
 @dataclass(frozen=True)
 class Operation(Request):
-    """A request of an operator; reading it has checked it, so it is what is started.
+    """An operator's request; it was checked when it was read, and is started as it is.
 
     Attributes:
-        request: what is asked of the engine itself.
+        request: the operation and its arguments.
         assembler: see ``Call``, as for the others.
     """
 
