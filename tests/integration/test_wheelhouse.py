@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from support.small_fixtures import Channel
     from vllm_env.base.workspace import Workspace
 
+REQUEST = BuildRequest(smoke=False)
+"""As the subcommand asks: nothing is served, so no space for a server is needed."""
 _TRITON = "nvidia_pytriton-0.7.0-py3-none-manylinux_2_35_x86_64.whl"
 
 
@@ -36,7 +38,7 @@ def plan(channel: Channel, small_wheel: Path, tmp_path: Path) -> Plan:
     wheel = LockedWheel("vllm", "0.99.0", small_wheel.name, file_sha256(small_wheel), url=small_wheel.as_uri())
     lock = replace(lock, conda=channel.layer, wheels=(wheel,))
     triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
-    sketch = Sketch(BuildRequest(), lock.spec, triton)
+    sketch = Sketch(REQUEST, lock.spec, triton)
     return Plan(sketch, triton, lock, StubChoice(triton, lock.python, StubOptions()), "k")
 
 
@@ -73,7 +75,7 @@ def test_it_holds_the_locks_files(workspace: Workspace, plan: Plan, small_wheel:
     A second run completes what the first one left.
     """
     folder = tmp_path / "new" / "house"
-    lock = fill_wheelhouse(workspace, BuildRequest(), folder)
+    lock = fill_wheelhouse(workspace, REQUEST, folder)
     assert lock == plan.lock
     (package,) = lock.conda.packages
     assert {small_wheel.name, f"conda/linux-64/{package.file_name}"} <= {*_names(folder)}
@@ -84,7 +86,7 @@ def test_it_holds_the_locks_files(workspace: Workspace, plan: Plan, small_wheel:
     assert list(workspace.cache.path("build").iterdir()) == []
     before = _names(folder)
     (folder / small_wheel.name).unlink()
-    fill_wheelhouse(workspace, BuildRequest(), folder)
+    fill_wheelhouse(workspace, REQUEST, folder)
     assert _names(folder) == before
 
 
@@ -97,7 +99,7 @@ def test_a_file_that_is_not_the_locks_is_refused(
     other = replace(plan, lock=replace(plan.lock, wheels=(replace(wheel, sha256="0" * 64),)))
     monkeypatch.setattr(module, "resolve", lambda *_: other)
     with pytest.raises(VllmEnvError, match="download the wheels of the lock"):
-        fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+        fill_wheelhouse(workspace, REQUEST, tmp_path / "house")
     assert _names(tmp_path / "house") == []
 
 
@@ -116,7 +118,7 @@ def test_only_torch_is_asked_of_pytorchs_index(
         return ""
 
     monkeypatch.setattr(Network, "pip_command", recorded)
-    fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    fill_wheelhouse(workspace, REQUEST, tmp_path / "house")
     assert asked[:2] == [(f"{wheel.requirement}\n", ""), (f"{torch.requirement}\n", "cpu")]
     assert [backend for _, backend in asked[2:]] == [""]
 
@@ -125,7 +127,7 @@ def test_only_torch_is_asked_of_pytorchs_index(
 def test_an_installed_wheel_has_its_tools_beside_it(workspace: Workspace, tools_lock: Path, tmp_path: Path) -> None:
     """There is no lock of them in it, and no need."""
     tools_lock.unlink()
-    fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    fill_wheelhouse(workspace, REQUEST, tmp_path / "house")
     assert not (tmp_path / "house" / "tools").exists()
 
 
@@ -134,7 +136,7 @@ def test_offline_is_refused_by_name(small_cache: Path, tmp_path: Path) -> None:
     """What is fetched for a machine without network needs one."""
     workspace = workspace_in(small_cache, Network(offline=True))
     with pytest.raises(NetworkError, match="--offline: cannot download the wheels of the lock"):
-        fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+        fill_wheelhouse(workspace, REQUEST, tmp_path / "house")
 
 
 @pytest.mark.usefixtures("asked")
@@ -146,5 +148,5 @@ def test_a_triton_that_was_provisioned_goes_along(
     (tmp_path / "other house" / _TRITON).write_text("triton")
     workspace = workspace_in(small_cache, Network(wheelhouse=tmp_path / "other house"))
     monkeypatch.setattr(module, "PROVISIONED", plan.triton.path)
-    fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    fill_wheelhouse(workspace, REQUEST, tmp_path / "house")
     assert (tmp_path / "house" / _TRITON).is_file()
