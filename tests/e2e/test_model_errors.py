@@ -165,12 +165,12 @@ async def _refused_with_a_status(url: str, times: int) -> list[str]:
     return statuses
 
 
-@pytest.mark.slow  # next to much other work, 24.10 still ended in 4 of 10 runs, in ModelStreamInferHandler::Process
+@pytest.mark.slow
 def test_an_error_with_its_status_leaves_the_server_alive(light_serving: Serve) -> None:
-    """Before 26.04, Triton frees what a later final flag needs; 24.10 then ended by signal 11, 15 of 15 times."""
+    """Triton 24.10 ended by signal 11 if the flag came later, or the error at once (base/triton.py)."""
     with light_serving(environment=ONE_THREAD) as running:
-        statuses = asyncio.run(_refused_with_a_status(running.grpc_url, 15))
-        assert statuses == ["StatusCode.INVALID_ARGUMENT"] * 15
+        statuses = asyncio.run(_refused_with_a_status(running.grpc_url, 60))
+        assert statuses == ["StatusCode.INVALID_ARGUMENT"] * 60
         assert ask(running, PROMPT, json.loads(GOOD["sampling_parameters"])).text == PROMPT + ANSWER
 
 

@@ -72,6 +72,30 @@ def test_the_final_flag_goes_after_a_pause(triton, monkeypatch, took, send, expe
     assert [flags for _, flags in request.sender.sent] == [0, FINAL]
 
 
+@pytest.mark.parametrize(("took", "expected"), [(0.0, module.LONGEST_S), (0.005, module.LONGEST_S - 0.005), (1.0, 0.0)])
+def test_an_older_server_gets_an_error_with_its_flag_not_at_once(triton, monkeypatch, took, expected):
+    """Apart, or while the server still handles the request, either ends it (test_model_errors.py)."""
+    request, ends, now = Request({}), [], 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end), errors_apart=False)
+    now += took
+    channel.send_error(errors.InvalidRequestError("x"))
+    assert request.sender.sent == []
+    ((end, pause),) = ends
+    assert pause == pytest.approx(expected)
+    end()
+    assert [(response.error.message, flags) for response, flags in request.sender.sent] == [("x", FINAL)]
+
+
+def test_an_older_server_without_memory_gets_an_error_and_then_its_flag(triton, monkeypatch):
+    """A sender closes before it places a final response: if that does not fit, a client waits for ever."""
+    request = Request({})
+    monkeypatch.setattr(module, "shared_memory_free", lambda: 0)
+    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=False).send_error(errors.InvalidRequestError("x"))
+    sent = [(response.error and response.error.message, flags) for response, flags in request.sender.sent]
+    assert sent == [("x", 0), (None, FINAL)]
+
+
 def test_the_last_response_keeps_its_memory_until_the_flag_is_sent(triton, monkeypatch):
     """A flag that finds no room in shared memory cannot be sent again."""
     request, ends, held = Request({}), [], []
