@@ -29,7 +29,7 @@ ROOMS = {
     },
     PACKAGER: {
         "top": {FILE},
-        "base": {PROCESS, FILE, SOCKET, STATE},  # `process` and `network` are what the others start and reach with
+        "base": {PROCESS, FILE, SOCKET, THREAD, STATE},  # `process` and `network` are what the others start and reach with
         "cli": {FILE, SOCKET},
         "export": {FILE},
         "inside": {PROCESS, FILE, THREAD, STATE, PATCH},

@@ -13,7 +13,7 @@ from typing import ClassVar
 import zstandard
 from zlib_ng import zlib_ng
 
-from vllm_env.layout.tar import on_all_cores, worker_count
+from vllm_env.base.all_cores import on_all_cores, worker_count
 
 
 class Compression(ABC):

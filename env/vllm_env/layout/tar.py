@@ -13,17 +13,16 @@ import os
 import stat
 import tarfile
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import deflate
 from conda_pack import CondaEnv
 from conda_pack.core import CondaPackException, Packer
 
+from vllm_env.base.all_cores import on_all_cores
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.machine import EPOCH
 
@@ -40,8 +39,6 @@ _GZIP_LEVEL_INSIDE_A_FILE = 2
 _STORED_LEVEL = 0
 _MAX_DEFLATED_SHARE = 0.9
 
-# Each has one chunk in memory and two on their way. With more, the disk is the limit.
-_MAX_WORKERS = 16
 # No program runs conda-unpack under Triton, and it would have nothing to do: no file contains the
 # prefix's path.
 LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
@@ -58,8 +55,6 @@ class FileRange(NamedTuple):
 
 
 Piece = bytes | FileRange
-_Chunk = TypeVar("_Chunk")
-_Compressed = TypeVar("_Compressed")
 
 
 @dataclass
@@ -252,30 +247,3 @@ def write_archive(
         sink.flush()
         os.fsync(sink.fileno())
     return digest.hexdigest()
-
-
-def on_all_cores(
-    compress: Callable[[_Chunk], _Compressed], chunks: Iterable[_Chunk]
-) -> Generator[_Compressed, None, None]:
-    """Yield the compressed chunks in their order. Few of them are in memory."""
-    workers = worker_count()
-    pending: deque[Future[_Compressed]] = deque()
-    # Threads: reading, the compressors and SHA-256 release the interpreter's lock. Between
-    # processes, all data would be copied.
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for chunk in chunks:
-                pending.append(pool.submit(compress, chunk))
-                if len(pending) >= 3 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BaseException:
-            # Nobody needs the waiting chunks.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def worker_count() -> int:
-    """Return how many threads compress."""
-    return min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
