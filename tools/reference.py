@@ -179,7 +179,7 @@ def _meanings(described: type) -> dict[str, str]:
 
 def _as_written(value: Any) -> str:
     """Return a default as config.pbtxt would have it."""
-    if isinstance(value, Dialect):
+    if value is None or isinstance(value, Dialect):
         return ""
     if isinstance(value, tuple):
         return ",".join(map(str, value))

@@ -87,6 +87,7 @@ def wide_server(serving: Serve, long_arguments: dict[str, object], notes: Notes)
         with_parameter(model, "DEFAULT_TIMEOUT_SECONDS", str(TIMEOUT_SECONDS))
         with_parameter(model, "UNLOAD_GRACE_SECONDS", str(GRACE_SECONDS))
         with_parameter(model, "MAX_ANSWER_TOKENS", str(WIDE_SLOTS * models.LONG_POSITIONS))  # one request may fill all slots
+        with_parameter(model, "MAX_N", str(WIDE_SLOTS))
         notes.prepare(model)
 
     with serving({**long_arguments, "max_num_seqs": WIDE_SLOTS}, environment=ONE_THREAD, prepare=prepare) as running:

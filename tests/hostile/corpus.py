@@ -109,9 +109,9 @@ SIZES = [
 ]
 AMOUNTS = [
     sampled("n of 16384", {"n": 16384, "max_tokens": 400}, "n must be smaller, it is 16384"),
-    sampled("n of 129", {"n": 129, "temperature": 1}, "n must be smaller, it is 129"),
+    sampled("n of 513", {"n": 513, "temperature": 1}, "n must be smaller, it is 513"),
     sampled("n of 2^63", {"n": 2**63}, "must be an integer of 64 bits"),
-    sampled("n times max_tokens", {"n": 128, "max_tokens": 2000, "temperature": 1}, "n times max_tokens are 256000 tokens"),
+    sampled("n times max_tokens", {"n": 64, "max_tokens": 4000, "temperature": 1}, "n times max_tokens are 256000 tokens"),
     sampled("max_tokens of 10^9", {"max_tokens": 10**9, "temperature": 0}, ANSWER, early=False),
     sampled("max_tokens of 2^62", {"max_tokens": 2**62, "temperature": 0}, ANY, early=False),
     sampled("min_tokens of 10^9, max_tokens null", {"min_tokens": 10**9, "max_tokens": None}, "min_tokens must be", early=False),

@@ -9,7 +9,6 @@ import resource
 import socket
 import subprocess
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -29,7 +28,8 @@ from support.model_requests import ask
 from support.neighbours import neighbours
 from support.patience import pause
 from support.reference import ONE_THREAD
-from support.settings import openai_url, with_openai
+from support.settings import openai_url, with_openai, with_parameter
+from support.slowness import slowness_now
 from support.triton_client import get, post
 from triton_vllm.openai.fields import ROUTES
 
@@ -50,7 +50,6 @@ LONGER_SECONDS = 1.0
 GROUP = 8
 AT_ONCE = 4
 TRIES = 3
-SPIN_SECONDS = 0.1
 ORDINARY = [
     (TEXT, {"prompt": PROMPT, "max_tokens": 8}),
     (CHAT, {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}),
@@ -64,7 +63,12 @@ def capped(serving: Serve, parts: Parts) -> Iterator[TritonServer]:
     """A warm server whose stub and engine may take 2 GB more than they have."""
     engine = {"model": str(models.chat(parts.environment)), "max_num_batched_tokens": 48, "max_num_seqs": 16}
     engine |= {"max_model_len": 256, "reasoning_parser": "deepseek_r1", "tool_parser": "hermes"}
-    with serving(engine, environment=ONE_THREAD, prepare=with_openai) as server:
+
+    def prepare(model: Path) -> None:
+        with_openai(model)
+        with_parameter(model, "MAX_N", "128")  # for what is refused only because of its size
+
+    with serving(engine, environment=ONE_THREAD, prepare=prepare) as server:
         for path, body in ORDINARY * 2:
             status, text = post(openai_url(server), path, {"model": "vllm", **body}, timeout=REPLY_SECONDS)
             assert status == ANSWERED, text
@@ -146,14 +150,6 @@ def ordinary(url: str, number: int) -> str:
     path, body = ORDINARY[number % len(ORDINARY)]
     status, text = post(url, path, {"model": "vllm", **body}, timeout=REPLY_SECONDS)
     return "" if status == ANSWERED else f"an ordinary request: {status} {text[:300]}"
-
-
-def slowness_now() -> float:
-    """Return how many seconds of the clock a processor second takes now."""
-    began, used = time.monotonic(), time.thread_time()
-    while time.thread_time() - used < SPIN_SECONDS:
-        pass
-    return max((time.monotonic() - began) / SPIN_SECONDS, 1.0)
 
 
 class Field:

@@ -106,6 +106,7 @@ class AsyncLLM:
             generation_config="auto",
             override_generation_config={},
         )
+        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=args.max_num_seqs))
         self._places = asyncio.Semaphore(args.max_num_seqs)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._labels = {"model_name": args.model, "engine": "0"}

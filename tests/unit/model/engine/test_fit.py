@@ -39,3 +39,25 @@ def test_several_completions_have_a_limit_together(max_tokens, tokens):
     with pytest.raises(InvalidRequestError, match=f"n times max_tokens are {tokens} tokens; this model takes at most 20"):
         fit.check_params(SimpleNamespace(n=4, max_tokens=max_tokens))
     fit.check_params(SimpleNamespace(n=1, max_tokens=10**6))
+
+
+@pytest.mark.parametrize(
+    ("seats", "max_n", "most"),
+    [(16, None, 8), (17, None, 8), (1, None, 1), (2, None, 1), (16, 12, 12), (0, 12, 12)],
+)
+def test_one_request_takes_half_of_the_seats_unless_the_operator_allows_more(seats, max_n, most):
+    """The refusal says which parameter raises the bound."""
+    fit = fit_of(Facts(max_tokens=10, seats=seats), Limits(max_n=max_n))
+    fit.check_params(SimpleNamespace(n=most, max_tokens=1))
+    told = f"n must be smaller, it is {most + 1}; this model takes at most {most}: MAX_N in the model's config.pbtxt raises that"
+    with pytest.raises(InvalidRequestError, match=told):
+        fit.check_params(SimpleNamespace(n=most + 1, max_tokens=1))
+
+
+@pytest.mark.parametrize(("seats", "max_n"), [(0, None), (16, 0)])
+def test_completions_have_no_bound_of_their_own_if_seats_are_unknown_or_the_operator_says_so(seats, max_n):
+    """Their tokens together still have one."""
+    fit = fit_of(Facts(max_tokens=10, seats=seats), Limits(max_n=max_n))
+    fit.check_params(SimpleNamespace(n=1000, max_tokens=1))
+    with pytest.raises(InvalidRequestError, match="n times max_tokens"):
+        fit.check_params(SimpleNamespace(n=1000, max_tokens=1000))

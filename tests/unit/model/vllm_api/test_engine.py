@@ -128,5 +128,7 @@ def test_a_chats_defaults_are_those_of_vllms_server(source, override, most):
     config = SimpleNamespace(generation_config=source, override_generation_config=override, max_model_len=64)
     config.get_diff_sampling_param = lambda: {"max_tokens": 9, "top_k": 3}
     config.is_multimodal_model, config.get_vocab_size = False, lambda: 9
-    found = vllm_api.facts(SimpleNamespace(model_config=config), ("generate",))
+    scheduler = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=7))
+    found = vllm_api.facts(SimpleNamespace(model_config=config, vllm_config=scheduler), ("generate",))
+    assert found.seats == 7
     assert found.chat == vllm_api.ChatDefaults({"max_tokens": 9, "top_k": 3}, most, 64)

@@ -72,7 +72,8 @@ class Limits:
         max_tools: tools of a conversation.
         max_inputs: inputs of an ``embedding_request``, or its pairs to score.
         max_pooled_numbers: numbers in the answer to an ``embedding_request``, for all inputs.
-        max_n: completions of a request.
+        max_n: completions of a request. Empty: half of the engine argument ``max_num_seqs``, so
+            that one request does not take every seat.
         max_answer_tokens: ``n`` times ``max_tokens``, if ``n`` is more than one.
         max_logprobs: ``logprobs`` and ``prompt_logprobs``, each. The engine argument
             ``max_logprobs`` is vLLM's own limit.
@@ -124,7 +125,7 @@ class Limits:
     max_tools: int = 512
     max_inputs: int = 256
     max_pooled_numbers: int = 1 << 24  # each takes 21 characters of JSON
-    max_n: int = 128
+    max_n: int | None = None
     max_answer_tokens: int = 131_072
     max_logprobs: int = 128
     # A chat without `max_tokens` may fill a model's length, and 131,072 tokens with five log

@@ -169,6 +169,7 @@ class Facts:
     Attributes:
         tasks: what the model can do, in vLLM's terms.
         max_tokens: tokens of a prompt and its answer together.
+        seats: sequences that the engine works on at a time. With data parallelism, each rank.
         vocabulary: all token ids are below it.
         multimodal: whether it takes more than text.
         traces: whether vLLM exports traces of requests.
@@ -179,6 +180,7 @@ class Facts:
 
     tasks: tuple[str, ...] = ()
     max_tokens: int = 0
+    seats: int = 0
     vocabulary: int = 0
     multimodal: bool = True
     traces: bool = False
@@ -194,6 +196,7 @@ def facts(llm: EngineClient, tasks: Sequence[str] = ()) -> Facts:
         return Facts(tuple(tasks))
     vllm_config = getattr(llm, "vllm_config", None)
     tracing = getattr(vllm_config, "observability_config", None)
+    scheduler = getattr(vllm_config, "scheduler_config", None)
     # With LoRA, vLLM's CPU build (0.32) does not survive a request for the prompt's log
     # probabilities. It adds the adapters' share for the last tokens of the batch to all tokens of
     # the prompt. The sizes differ, and EngineCore ends.
@@ -201,6 +204,7 @@ def facts(llm: EngineClient, tasks: Sequence[str] = ()) -> Facts:
     return Facts(
         tasks=tuple(tasks),
         max_tokens=int(config.max_model_len),
+        seats=int(getattr(scheduler, "max_num_seqs", 0)),
         vocabulary=int(config.get_vocab_size()),
         multimodal=bool(config.is_multimodal_model),
         traces=bool(getattr(tracing, "otlp_traces_endpoint", None)),
