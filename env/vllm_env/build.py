@@ -15,14 +15,10 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.inside import parts_unpack
 from vllm_env.layout.layout import Packed
 from vllm_env.lock.pylock import Lock
-from vllm_env.model.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    adopted_from,
-    describe_build,
-    render_sbom,
-)
+from vllm_env.model.manifest import MANIFEST_NAME, Manifest, adopted_from, describe_build
+from vllm_env.model.sbom import render_sbom
 from vllm_env.plan import Plan, find_published, resolve
+from vllm_env.prefix.file_owners import foreign_libraries
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.exchange import remove_abandoned_staging
 from vllm_env.publish.model_config import (
@@ -172,7 +168,7 @@ class _Build:
             environment=packed.path,
             layout=request.layout,
             manifest=manifest.to_json(),
-            sbom=render_sbom(self.lock),
+            sbom=render_sbom(self.lock, foreign_libraries(prefix.path), stub),
             adopted_from=source,
             stub_libraries=stub.libraries,
             count=request.count or self._first_count(manifest),

@@ -78,6 +78,7 @@ class Stages:
         self._call("prefix")
         path = workspace.cache.path("prefixes", "p") / "env"
         (path / "bin").mkdir(parents=True, exist_ok=True)
+        (path / "lib/python3.11/site-packages").mkdir(parents=True, exist_ok=True)
         (path / "bin" / "python").write_text("python")
         return Prefix(path, "p", small_lock(), (), reused=False)
 

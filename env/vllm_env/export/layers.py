@@ -15,7 +15,8 @@ from vllm_env.layout.directory import Directory
 from vllm_env.layout.tar import TarContents
 from vllm_env.model.contents import paths_in
 from vllm_env.model.files import OFFICIAL_ARGS_NAME, VERSION_FOLDER
-from vllm_env.model.manifest import MANIFEST_NAME, SBOM_NAME
+from vllm_env.model.manifest import MANIFEST_NAME
+from vllm_env.model.sbom import SBOM_NAME
 from vllm_env.prefix.file_owners import Owned, read_installed
 from vllm_env.prefix.relocate import site_packages
 from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME

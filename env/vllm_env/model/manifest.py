@@ -1,4 +1,4 @@
-"""The manifest ``vllm_env.json`` and the bill of materials of a built model.
+"""The manifest ``vllm_env.json`` of a built model.
 
 A built model is verified, reused and loaded by its manifest.
 """
@@ -15,10 +15,8 @@ from packaging.utils import canonicalize_name
 from vllm_env import __version__
 from vllm_env.base.errors import REBUILD_REMEDY, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.interpreter.layer import CondaPackage
 from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
 from vllm_env.layout.layouts import LAYOUTS
-from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.triton.elsewhere import SERVER_ORIGIN, ServerRecord, servers_of
 from vllm_env.triton.root import STUB_NAME
@@ -28,7 +26,6 @@ from vllm_env.verify.tree_rules import Expected
 from .contents import check_unpacked, record_of
 
 MANIFEST_NAME = "vllm_env.json"
-SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
 """The folder of vLLM's caches in the model's folder, which ``--warm`` fills."""
 # Raise it when the fields change: the served model and published models depend on them.
@@ -263,40 +260,3 @@ def _check_folder(folder: Path, record: EnvironmentRecord | StubRecord, manifest
         "the interpreter.",
         remedy=REBUILD_REMEDY,
     )
-
-
-def render_sbom(lock: Lock) -> str:
-    """Return the bill of materials in CycloneDX 1.5; equal locks give equal text.
-
-    It has a component for each conda package and each wheel, with package URL, version and SHA-256.
-    """
-    components = []
-    for package in lock.conda.packages:
-        # The qualifiers tell builds of one version apart (package URL specification, type conda).
-        qualifiers = f"build={package.build}&subdir={package.subdir}"
-        url = f"pkg:conda/{package.name}@{package.version}?{qualifiers}"
-        components.append(_component(url, package))
-    # Sorted, because equal locks may list their wheels in another order.
-    wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
-    components += [_component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels]
-    # No serial number and no time, which CycloneDX allows: both would differ from build to build.
-    described = {"type": "application", "name": "vllm_env", "version": lock.digest}
-    document = {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "version": 1,
-        "metadata": {"component": described},
-        "components": components,
-    }
-    return json.dumps(document, indent=1) + "\n"
-
-
-def _component(url: str, package: CondaPackage | LockedWheel) -> dict[str, Any]:
-    return {
-        "type": "library",
-        "bom-ref": url,
-        "name": package.name,
-        "version": package.version,
-        "purl": url,
-        "hashes": [{"alg": "SHA-256", "content": package.sha256}],
-    }

@@ -1,4 +1,4 @@
-"""Find files that two distributions own with different contents.
+"""Find files that two distributions own with different contents, and libraries of none.
 
 The distribution that is installed last overwrites the other's file.
 
@@ -10,6 +10,7 @@ import csv
 import fnmatch
 import importlib.metadata
 import io
+import json
 import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.interpreter.layer import LOCAL_CHANNEL
+
+from .relocate import site_packages
 
 # Nothing imports or reads these at run time; projects include them in their wheels by mistake.
 _HARMLESS = (
@@ -78,6 +82,32 @@ def _digests(record: str) -> dict[str, str]:
     # Files without a digest (RECORD itself, bytecode) are omitted: they cannot be compared.
     rows = (row for row in csv.reader(io.StringIO(record)) if len(row) > 1 and row[1])
     return {posixpath.normpath(path): digest for path, digest, *_ in rows}
+
+
+def foreign_libraries(prefix: Path) -> dict[str, Path]:
+    """Return the shared libraries that are of no wheel and of no package of conda-forge.
+
+    They are Triton's or this machine's: copied into the prefix because a file needs them, or into
+    the conda package that was made from an interpreter of this machine. The keys are their paths in
+    the prefix, such as ``lib/libnuma.so.1``.
+    """
+    packages = site_packages(prefix)
+    owned = {
+        posixpath.normpath(packages.relative_to(prefix) / path)
+        for distribution in read_installed(packages).values()
+        for path in distribution.files
+    }
+    for record in prefix.glob("conda-meta/*.json"):
+        package = json.loads(record.read_text("utf-8"))
+        if not package["build"].startswith(LOCAL_CHANNEL):
+            owned.update(package["files"])
+    libraries = {f"lib/{file.name}": file for file in (prefix / "lib").glob("lib*.so*")}
+    return {
+        place: file
+        for place, file in libraries.items()
+        # libpython is the interpreter itself.
+        if place not in owned and not file.is_symlink() and not file.name.startswith("libpython")
+    }
 
 
 def find_clashes(owned: Mapping[Distribution, Owned]) -> tuple[Clash, ...]:

@@ -41,7 +41,8 @@ from vllm_env.model.files import (
     encode_config,
     read_config_text,
 )
-from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
+from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME
+from vllm_env.model.sbom import SBOM_NAME
 from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME
 
 from .exchange import STAGING_PREFIX, staging_in
