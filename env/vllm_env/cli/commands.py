@@ -29,6 +29,7 @@ from vllm_env.verify.verify import opened, verify_tree
 from vllm_env.wheelhouse import fill_wheelhouse
 
 from .adopt import adopt
+from .audit import audit
 from .doctor import examine
 from .options import open_workspace, request_of
 
@@ -227,7 +228,10 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
     spec = load_spec(options.profile or default_profile(path), Overrides())
-    findings = examine(open_workspace(options), triton, spec)
+    workspace = open_workspace(options)
+    findings = examine(workspace, triton, spec)
+    if options.audit:
+        findings += audit(workspace, spec)
     if options.json:
         console.result(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:

@@ -329,6 +329,11 @@ def _doctor() -> CommandParser:
     parser = _named("doctor", "Says what this machine can do.")
     add_path(parser, "--triton-root", "DIR", "default: as for the build")
     parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
+    add_flag(
+        parser,
+        "--audit",
+        "also look up the default lock's wheels in a database of advisories (pip-audit)",
+    )
     return parser
 
 
