@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 """Each block of code of these is run by a test, or the page says why not."""
 NEEDS_MORE = r"GPU|hub|machines|GB|MB|adapter|picture|embedding model|chat template|second server"
 """What a block needs, by its reason, that the machine of the tests has not."""
