@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of the reference pages that are made from code: options and parameters.
+"""Write the tables of the reference pages that are made from code: options, parameters, patches.
 
 A page has a marker for each table, such as ``<!-- options: tools/reference.py writes this -->``.
 """
@@ -27,7 +27,10 @@ from vllm_env.cli import parser as packager  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-PAGES = (ROOT / "docs/command_line.md", ROOT / "docs/parameters.md")
+_NAMES = ("command_line.md", "parameters.md", "vllm_versions.md")
+PAGES = tuple(ROOT / "docs" / name for name in _NAMES)
+PATCHED = (ROOT / "model_repository/vllm/1/triton_vllm", ROOT / "env/vllm_env")
+"""The folders of the code that may have patches."""
 _PROFILES = ("cpu", "cuda")
 _COMMON = ("json", "quiet", "verbose")
 """The options of every subcommand, by destination."""
@@ -129,6 +132,20 @@ def _rules() -> str:
     return _table("rule | profiles | why", rows)
 
 
+_PATCH = r"# Patch ([a-z-]+): (.*(?:\n *# (?!Patch ).*)*)"
+
+
+def _patches() -> str:
+    """Return the patches of something private: their names, modules and comments."""
+    rows = []
+    for folder in PATCHED:
+        for module in sorted(folder.rglob("*.py")):
+            for name, comment in re.findall(_PATCH, module.read_text("utf-8")):
+                reason = " ".join(line.strip(" #") for line in comment.splitlines())
+                rows.append((f"`{name}`", f"`{module.relative_to(folder)}`", reason))
+    return _table("patch | in | why, since when, until when", rows)
+
+
 def _behaviour() -> str:
     """Return the parameters that are no limits."""
     rows = []
@@ -193,6 +210,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "subcommands": _of_subcommands,
     "client options": lambda: _options(client.build_parser()),
     "rules": _rules,
+    "patches": _patches,
     "behaviour": _behaviour,
     "permissions": _permissions,
     "limits": _numbers,

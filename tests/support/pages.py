@@ -34,7 +34,7 @@ TYPED = {
 PASTED_PAGES = (
     "docs/chat.md", "docs/client.md", "docs/command_line.md", "docs/faq.md", "docs/first_start.md", "docs/kubernetes.md",
     "docs/laptop.md", "docs/layouts.md", "docs/lora.md", "docs/moving.md", "docs/openai.md", "docs/requests.md",
-    "docs/scaling.md", "docs/serving.md", "docs/tensors.md", "docs/troubleshooting.md", "docs/why.md",
+    "docs/scaling.md", "docs/serving.md", "docs/tensors.md", "docs/troubleshooting.md", "docs/versions.md", "docs/why.md",
 )  # fmt: skip
 """The pages with blocks that tests/e2e/test_pasted.py pastes."""
 

@@ -1,4 +1,4 @@
-"""docs/vllm_versions.md lists each patch of something private of vLLM, torch or Python, with the module that has it."""
+"""Each patch of something private of vLLM, torch or Python is marked; tools/reference.py lists them in docs/vllm_versions.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from support.patch_probes import PROBES
 from unit.test_effects import PATCH, effects
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "vllm_versions.md"
 # How Python starts: a new vLLM changes nothing there (tests/integration/test_interpreter.py, tests/e2e/test_parts.py).
 STARTS = {"debian_site.py", "parts_unpack.py"}
 FOLDERS = (ROOT / "model_repository" / "vllm" / "1", ROOT / "env" / "vllm_env")
@@ -23,13 +22,6 @@ def marked() -> set[tuple[str, str]]:
         for module in folder.rglob("*.py")
         for name in re.findall(r"^ *# Patch ([a-z-]+):", module.read_text("utf-8"), re.MULTILINE)
     }
-
-
-def test_the_list_is_what_the_code_has() -> None:
-    """A row has the patch and its modules."""
-    rows = re.findall(r"^\| `([a-z-]+)` \| (`[^|]+`) \|", PAGE.read_text("utf-8"), re.MULTILINE)
-    listed = {(name, module.rpartition("/")[2]) for name, modules in rows for module in re.findall("`([^`]+)`", modules)}
-    assert listed == marked()
 
 
 def test_each_patch_has_a_probe() -> None:
