@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +46,8 @@ from vllm_env.cli.main import main
 filesystem.free_space = lambda _: 10**12
 sys.exit(main())
 """
-# Prints the digest of the same bytes by each compression.
-_COMPRESSES = """
-import hashlib
-from vllm_env.export.compression import COMPRESSIONS
-data = b"".join(hashlib.sha256(b"%d" % (i // 3)).digest() + b"text" * (i % 9) for i in range(200_000))
-chunks = [data[i : i + 4 * 2**20] for i in range(0, len(data), 4 * 2**20)]
-for name, compression in COMPRESSIONS.items():
-    print(name, hashlib.sha256(b"".join(compression.compress(chunks))).hexdigest())
-"""
+_DEBIAN = Path("/usr/bin/python3")
+_OTHER = 12345
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +61,24 @@ def models(bare_prefix: Path) -> Path:
     return once("export/models", make)
 
 
-def export(models: Path, folder: Path, *options: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def digests(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The digest of its image by each compression."""
+    folder = tmp_path_factory.mktemp("digests")
+    return {name: export(models, folder / name, "--compression", name)["digest"] for name in ("gzip", "zstd")}
+
+
+def export(models: Path, folder: Path, *options: str, python: tuple[str | Path, ...] = (sys.executable,)) -> dict[str, Any]:
     """Export a repository's model in a process of its own; return the result."""
-    done = _run(["-m", "vllm_env"], models, folder, "--json", *options)
+    done = _run(["-m", "vllm_env"], models, folder, "--json", *options, python=python)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
-def _run(program: list[str], models: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, *program, "export", "--oci", str(folder), "--model-repository", str(models), *options]
+def _run(
+    program: list[str], models: Path, folder: Path, *options: str, python: tuple[str | Path, ...] = (sys.executable,)
+) -> subprocess.CompletedProcess[str]:
+    argv = [*python, *program, "export", "--oci", str(folder), "--model-repository", str(models), *options]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "env"), "VLLM_ENV_CACHE": str(models.parent / "cache")}
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
@@ -197,22 +198,42 @@ def test_a_large_file_takes_little_memory(bare_prefix: Path, disk_folder: Path) 
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
-def test_another_python_compresses_to_the_same_bytes(version: str, tmp_path: Path) -> None:
-    """With the compressors of the builder's lock. Python's own zlib differs between builds."""
-    uv = Path(sys.executable).parent / "uv"
+def test_another_python_on_one_core_exports_the_same_image(
+    models: Path, digests: dict[str, str], version: str, disk_folder: Path
+) -> None:
+    """With the packages of the builder's lock. Python's own zlib differs between builds."""
     try:
-        python = find_interpreter(version).executable
+        interpreter = find_interpreter(version).executable
     except VllmEnvError as error:
         pytest.skip(str(error))
-    lock = (CHECKOUT / "env/requirements.txt").read_text("utf-8")
-    pins = re.findall(r"^(?:zlib-ng|zstandard)==(?:.*\\\n)*.*", lock, re.MULTILINE)
-    assert len(pins) == 2
-    (tmp_path / "requirements.txt").write_text("\n".join(pins))
-    install = f"{uv} venv -q --python {shlex.quote(str(python))} venv && {uv} pip install -q --require-hashes"
-    subprocess.run(["sh", "-ec", f"{install} --python venv -r requirements.txt"], cwd=tmp_path, check=True)
-    digests = {}
-    for program in (Path(sys.executable), tmp_path / "venv/bin/python"):
-        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "env")}
-        digests[program] = subprocess.check_output([program, "-c", _COMPRESSES], env=environment, text=True)
-    one, other = digests.values()
-    assert one == other
+    python = _builder(interpreter, disk_folder / "builder")
+    for compression, digest in digests.items():
+        options = ("--compression", compression)
+        facts = export(models, disk_folder / compression, *options, python=("taskset", "--cpu-list", "0", python))
+        assert facts["digest"] == digest
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not _DEBIAN.exists(), reason="only root becomes another user")
+def test_another_user_exports_the_same_image(models: Path, digests: dict[str, str]) -> None:
+    """From a checkout and a model of their own, with another Python."""
+    with tempfile.TemporaryDirectory(prefix="vllm_env_test_") as name:
+        own = Path(name)
+        python = _builder(_DEBIAN, own / "builder")
+        shutil.copytree(CHECKOUT / "env", own / "env")
+        shutil.copytree(models, own / "models")
+        for path in (own, *own.rglob("*")):
+            os.chown(path, _OTHER, _OTHER, follow_symlinks=False)
+        as_other = ("setpriv", f"--reuid={_OTHER}", f"--regid={_OTHER}", "--clear-groups")
+        facts = export(own / "models", own / "image", python=(*as_other, "env", f"PYTHONPATH={own}/env", "HOME=/", python))
+        assert {path.stat().st_uid for path in (own / "image").rglob("*")} == {_OTHER}
+    assert facts["digest"] == digests["gzip"]
+
+
+def _builder(interpreter: Path, folder: Path) -> Path:
+    """Make an environment for the packager with another interpreter; return its Python."""
+    uv = Path(sys.executable).parent / "uv"
+    subprocess.run([uv, "venv", "-q", "--python", interpreter, folder], check=True)
+    lock = CHECKOUT / "env/requirements.txt"
+    python = folder / "bin/python"
+    subprocess.run([uv, "pip", "install", "-q", "--require-hashes", "--python", python, "-r", lock], check=True)
+    return python
