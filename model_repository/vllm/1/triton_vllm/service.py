@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from triton_vllm.base import official, triton
 from triton_vllm.base.errors import AdapterError, ConfigError, InternalError
-from triton_vllm.reply.reply import Reply, give_up
+from triton_vllm.reply.reply import NoOutputs, Reply
 from triton_vllm.request.admit import admit
 from triton_vllm.request.kinds import Served
 from triton_vllm.startup import interpreter
@@ -122,16 +121,9 @@ class Service:
         self._model.watch.wake()
 
     def _refuse(self, channel: triton.Channel, error: AdapterError) -> None:
-        try:
-            channel.send_error(error)
-        # Triton passes several requests in one call, and an exception would leave the others
-        # without an answer.
-        except Exception as failed:  # noqa: BLE001
-            give_up(channel)
-            # The log goes through Triton's shared memory, which may be full.
-            with contextlib.suppress(Exception):
-                text = f"refusal not sent: {type(failed).__name__}: {failed}"
-                self._log.error(text)
+        # Not in Triton's own thread: if the server does not take the refusal, all later requests
+        # would wait.
+        Reply(channel, NoOutputs(), self._model.outbox.lane()).end(error)
 
     def is_ready(self) -> bool:
         """Return whether requests can be served now."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
+import pytest
+
 from support.engine_parts import (
     PACE,
     PROMISED,
@@ -16,7 +18,9 @@ from support.engine_parts import (
 )
 from support.fake_reply import fake_job as job
 from support.patience import pause, wait_for
-from triton_vllm.base.errors import DEAD, UnavailableError
+from triton_vllm.base.errors import DEAD, NOT_TAKEN, UnavailableError
+from triton_vllm.engine import engine as engine_module
+from triton_vllm.instances.source import Loss
 from triton_vllm.operator.run import ASLEEP
 
 
@@ -111,3 +115,25 @@ def test_a_request_that_was_let_in_just_before_a_sleep_is_not_held(started):
     reply, error = got.get(timeout=PROMISED)
     assert (reply, type(error), str(error)) == (late.reply, UnavailableError, ASLEEP)
     assert Llm.started[-1].collectors == {}
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_an_engine_that_is_given_up_ends_for_good_and_then_its_process(started, monkeypatch, by_another):
+    """Here, or by another instance of the model, which shares it: all requests get the reason, and nothing is started again."""
+    monkeypatch.setattr(engine_module, "LAST_WORDS_S", 0.01)
+    engine, got = started()
+    ended: list[int] = []
+    told: list[str] = []
+    engine._end_process = ended.append
+    engine._source.forsake = told.append
+    added(engine, j := job())
+    if by_another:
+        engine._source.loss = lambda: Loss("the reason", for_good=True)
+    else:
+        engine._loop.call_soon_threadsafe(engine.give_up, "the reason")
+    reply, error = got.get(timeout=PROMISED)
+    assert (reply, str(error), error.code) == (j.reply, NOT_TAKEN, "UNAVAILABLE")
+    wait_for(lambda: ended, "the end of the process")
+    assert (ended, told, engine._log.lines[0]) == ([1], ["the reason"], "the reason")
+    assert [llm.closed for llm in Llm.started] == [True]
+    assert not engine.jobs.is_up()

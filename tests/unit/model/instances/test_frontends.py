@@ -69,6 +69,12 @@ def test_an_instance_without_a_first_one_does_not_wait_for_ever(made, monkeypatc
         asyncio.run(alone.start())
 
 
+def test_none_goes_on_if_one_is_forsaken(made):
+    """Also the one that leads. Otherwise the server would look healthy with the rest, and part of its requests would fail."""
+    made[1].forsake("the reason")
+    assert [one.loss() for one in made] == [Loss("the reason", for_good=True)] * 2
+
+
 def test_gauges_are_published_by_the_one_that_knows_them_best(made):
     """vLLM gives a rank's figures of each step to one front end: the other's are of an earlier step. Counters are each one's."""
     first, second = made

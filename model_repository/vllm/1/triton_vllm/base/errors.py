@@ -26,6 +26,9 @@ DEAD = "Model is unavailable due to unhealthy vLLM engine"
 UNLOADING = "the model is being unloaded"
 """The answer to every request once an unload has begun."""
 
+NOT_TAKEN = "the server has stopped taking this model's responses and must be restarted"
+"""The answer to every request once a response could not be sent for long."""
+
 
 def cut(text: str) -> str:
     """Return an error's text, shortened to ``LONGEST_TEXT`` characters."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm import vllm_api
-from triton_vllm.base.errors import UNLOADING, StoppedError
+from triton_vllm.base.errors import NOT_TAKEN, UNLOADING, StoppedError, UnavailableError
 from triton_vllm.engine import spare_memory
 from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.gate import Gate
@@ -74,13 +75,16 @@ class Pace:
 # If the engine hangs, all requests are stuck.
 _SHOWN = 20
 """The most stuck requests in a line of the log."""
+# A response that is not taken then is the second one: the send watch has looked once more.
+LAST_WORDS_S = 10.0
+"""From the end of an engine that is given up to the end of this process, s, to send errors."""
 UNLOADED = "the model was unloaded before the request had finished"
 
 
 class Engine:
     """vLLM's engine, in an event loop on its own thread.
 
-    Public methods are called from other threads.
+    Public methods are called from other threads, except for ``give_up``.
 
     Args:
         vllm: the loaded vLLM.
@@ -90,6 +94,7 @@ class Engine:
         log: logs events.
         limits: how long a request may take and wait.
         pace: when the engine is checked and started again.
+        end_process: ends this process with a status.
 
     Attributes:
         jobs: what vLLM works on.
@@ -108,12 +113,14 @@ class Engine:
         log: Log,
         limits: Limits,
         pace: Pace,
+        end_process: Callable[[int], object] = os._exit,
     ) -> None:
         self._source = source
         self.prompter = prompter
         self._log = log
         self._limits = limits
         self._pace = pace
+        self._end_process = end_process
         self._silence = pace.silence or vllm.step_timeout_s
         self._patience = Patience(self._silence, pace.idle)
         self._translator = Translator(vllm, log)
@@ -223,6 +230,9 @@ class Engine:
                 loss = self._loss()
                 if loss is None:
                     self._ask_now_and_then()
+                elif loss.for_good:
+                    self.give_up(loss.what)
+                    return
                 else:
                     self._bury(loss)
                     if self._pace.restart:
@@ -321,22 +331,34 @@ class Engine:
 
     def _keep_refusing(self) -> None:
         """Cancel the requests in flight, now and again after each period."""
-        if self._source.alone and self.jobs.ledger.is_empty():
-            self._end_early()
+        # Triton first waits for its clients: 24.10 waits for ever for a gRPC stream that its client
+        # keeps open, or does not read. The devices' memory should not wait as well.
+        is_idle = self._source.alone and self.jobs.ledger.is_empty()
+        if is_idle and not self._ending.is_set():
+            self._end_early(UNLOADING, StoppedError)
         # More requests may arrive until the server unloads the model.
         self.jobs.refuse_all(UNLOADED)
         self._loop.call_later(self._pace.health_period, self._keep_refusing)
 
-    def _end_early(self) -> None:
-        """Shut vLLM down before the server unloads the model."""
-        # Triton first waits for its clients: 24.10 waits for ever for a gRPC stream that its client
-        # keeps open, or does not read. The devices' memory should not wait as well.
+    def give_up(self, reason: str) -> None:
+        """End the engine and then this process, which the server takes no answers from any more.
+
+        Called in the event loop.
+        """
         if not self._ending.is_set():
-            self._ending.set()
-            self.runner.lose(UNLOADING, StoppedError)
-            self._source.close()
-            self._llm.shutdown()
-            self._log.info("the engine has ended; the server waits for its clients")
+            self._log.error(reason)
+            self._source.forsake(reason)
+            self._end_early(NOT_TAKEN, UnavailableError)
+            # A dead stub is what Triton 26.03 and later, and probes, can see.
+            self._loop.call_later(LAST_WORDS_S, self._end_process, 1)
+
+    def _end_early(self, reason: str, kind: type[UnavailableError]) -> None:
+        """Shut vLLM down before the server unloads the model; requests get this error."""
+        self._ending.set()
+        self.runner.lose(reason, kind)
+        self._source.close()
+        self._llm.shutdown()
+        self._log.info("the engine has ended; the server waits for its clients")
 
     async def _drain(self, grace_s: float) -> None:
         """Wait for the requests in flight, then end vLLM and everything else in the loop."""

@@ -8,6 +8,7 @@ other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import mmap
 import os
@@ -235,6 +236,11 @@ class Frontends(Source):
         for index in self._meeting.gone():
             self.counts.forget(index)
             self.sleep_state.forget(index)
+        # Another instance may just be writing the file.
+        with contextlib.suppress(OSError):
+            reason = self._meeting.path("forsaken").read_text(encoding="utf-8")
+            if reason:
+                return Loss(reason, for_good=True)
         if self.leads:
             is_hung = self._meeting.is_hung(self._engine)
             return Loss("does not answer another instance") if is_hung else None
@@ -251,6 +257,13 @@ class Frontends(Source):
             self._meeting.withdraw(self._engine, closed=False)
         elif hung:
             self._meeting.report_hung(self._engine)
+
+    def forsake(self, reason: str) -> None:
+        """Make the other instances end the engine for good, too; see ``Source``."""
+        # With the others alone, the server would look healthy, and a part of the requests would get
+        # errors for ever.
+        with contextlib.suppress(OSError):
+            self._meeting.path("forsaken").write_text(reason, encoding="utf-8")
 
     def close(self) -> None:
         """Tell the other instances that this one is unloaded; see ``Source``."""

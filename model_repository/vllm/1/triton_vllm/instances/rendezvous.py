@@ -10,6 +10,7 @@ group of instances; each load has a folder in it:
     hung-ID   an instance has found that this engine hangs
     failed    why the load has failed
     closed    the leading instance has been unloaded
+    forsaken  why no instance may serve any more
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
     requests  how many requests each instance has in flight; see ``counts``
     sleep     whether the engine sleeps; see ``sleep``

@@ -23,10 +23,12 @@ class Loss:
     Attributes:
         what: ends the log's sentence "the engine …", for example ``has died``.
         in_order: whether it ended normally, e.g. because the model was unloaded.
+        for_good: whether no engine may take its place. ``what`` is then the whole sentence.
     """
 
     what: str
     in_order: bool = False
+    for_good: bool = False
 
 
 class Source:
@@ -70,6 +72,9 @@ class Source:
 
     def retire(self, *, hung: bool) -> None:
         """Make the other instances abandon the engine."""
+
+    def forsake(self, reason: str) -> None:
+        """Make the other instances end the engine for good, too."""
 
     def close(self) -> None:
         """Tell the other instances that the engine is about to end for good."""

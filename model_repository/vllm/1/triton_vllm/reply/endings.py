@@ -24,6 +24,9 @@ class Endings:
     Args:
         log: logs functions that raise.
         name: the thread's name.
+
+    Attributes:
+        call: see ``stuck.Worker``.
     """
 
     def __init__(self, log: Log, name: str) -> None:
@@ -33,6 +36,8 @@ class Endings:
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
+        self._name = name
+        self.call: Callable[[], None] | None = None
         self._thread = supervised.thread(name, self._run, log)
 
     def start(self) -> None:
@@ -58,9 +63,24 @@ class Endings:
             self._changed.notify()
         self._thread.join()
 
+    def replace(self, call: object) -> bool:
+        """See ``stuck.Worker``."""
+        with self._changed:
+            if self.call is not call:
+                return False
+            self.call = None
+        self._thread = supervised.thread(self._name, self._run, self._log)
+        self._thread.start()
+        return True
+
     def _run(self) -> None:
         while (end := self._next()) is not None:
             self._call(end)
+            with self._changed:
+                # Another thread has this one's work.
+                if self.call is not end:
+                    return
+                self.call = None
 
     def _next(self) -> Callable[[], None] | None:
         """Return the next function when it is due; None if this is closed and nothing waits."""
@@ -69,7 +89,8 @@ class Endings:
                 due = self._waiting[0][0] if self._waiting else math.inf
                 rest = due - time.monotonic()
                 if self._waiting and (self._closed or rest <= 0):
-                    return heapq.heappop(self._waiting)[2]
+                    self.call = heapq.heappop(self._waiting)[2]
+                    return self.call
                 if self._closed:
                     return None
                 self._changed.wait(None if rest == math.inf else rest)

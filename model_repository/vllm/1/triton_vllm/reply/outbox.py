@@ -18,6 +18,7 @@ from triton_vllm.base.protocols import Log
 from triton_vllm.engine.job import Item
 from triton_vllm.reply.endings import Endings
 from triton_vllm.reply.reply import Reply
+from triton_vllm.reply.stuck import Worker
 
 Deliver = Callable[[Reply, list[Item]], None]
 
@@ -125,6 +126,10 @@ class Outbox:
         """Return what calls a function in so many seconds, for the end of one request."""
         return next(self._next_endings).put
 
+    def workers(self) -> list[Worker]:
+        """Return the threads that call the server."""
+        return [*self._lanes, *self._endings]
+
     def close(self) -> None:
         """Send the queued outputs, then end the threads."""
         for lane in self._lanes:
@@ -141,8 +146,16 @@ def _one_by_one(deliver: Deliver, reply: Reply, items: list[Item]) -> None:
         deliver(reply, [item])
 
 
+class _ReplacedError(Exception):
+    """Another thread has this one's work."""
+
+
 class _Lane:
-    """One sender thread, with the replies that have something to send or wait for their turn."""
+    """One sender thread, with the replies that have something to send or wait for their turn.
+
+    Attributes:
+        thread: sends now. Another one may take its place.
+    """
 
     def __init__(
         self, deliver: Deliver, log: Log, pacing: Pacing, clock: Callable[[], float], name: str
@@ -162,6 +175,11 @@ class _Lane:
         self._ended = False
         self._streams = 0
         self._cost = _FIRST_COST_S
+        # The reply that is being sent. The lock makes this thread and the one that replaces it
+        # agree on who has the rest.
+        self._reply: Reply | None = None
+        self._handing_over = threading.Lock()
+        self._log = log
         self.thread = supervised.thread(name, self._run, log)
 
     def put(self, reply: Reply) -> None:
@@ -188,7 +206,29 @@ class _Lane:
             with contextlib.suppress(RuntimeError):
                 self._bell.release()
 
+    @property
+    def call(self) -> object | None:
+        """See ``stuck.Worker``."""
+        reply = self._reply
+        return None if reply is None else reply.call
+
+    def replace(self, call: object) -> bool:
+        """See ``stuck.Worker``."""
+        with self._handing_over:
+            reply = self._reply
+            if reply is None or reply.call is not call:
+                return False
+            reply.abandon()
+            self._reply = None
+        self.thread = supervised.thread(self.thread.name, self._run, self._log)
+        self.thread.start()
+        return True
+
     def _run(self) -> None:
+        with contextlib.suppress(_ReplacedError):
+            self._work()
+
+    def _work(self) -> None:
         self._wakes_at = _AWAKE
         while not self._ended:
             self._wakes_at = self.turn()
@@ -245,12 +285,15 @@ class _Lane:
             return
         is_first = reply.due == 0.0
         began = self._clock()
+        self._reply = reply
         try:
             self._deliver(reply, items)
         except BaseException:
             # The thread goes on with the other replies, and nothing else would answer this one.
             reply.give_up()
             raise
+        finally:
+            self._require_work(reply)
         # A moving average: one slow send must not make all streams wait.
         self._cost += _LEARNING * (self._clock() - began - self._cost)
         # Only replies with more to come count as streams.
@@ -259,3 +302,11 @@ class _Lane:
         else:
             self._streams += is_first
             reply.due = now + self._pause()
+
+    def _require_work(self, reply: Reply) -> None:
+        """Note that a reply has been sent; raise _ReplacedError if another thread has the rest."""
+        with self._handing_over:
+            if self._reply is reply:
+                self._reply = None
+                return
+        raise _ReplacedError

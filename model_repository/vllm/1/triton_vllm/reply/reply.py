@@ -52,6 +52,7 @@ class Reply(Delivery):
         refusal: the error to send in place of a bulky answer that has not been written yet. Set by
             the event loop.
         queued: whether the reply waits in the sender's queue.
+        call: a new object while a response is being sent; see ``stuck``.
         due: the outbox's time in seconds before which the next response is not sent. Set by the
             outbox.
     """
@@ -73,6 +74,7 @@ class Reply(Delivery):
     refusal: AdapterError | None = None
     queued: bool = False
     due: float = 0.0
+    call: object | None = None
     # With the final response, the server frees its state of the request. If it is asked at that
     # moment or later whether the request is cancelled, it crashes. So a reply closes before it
     # sends its final response, closing waits for a running question, and a closed reply asks
@@ -114,7 +116,13 @@ class Reply(Delivery):
         self.begun = True
         if final:
             self._close()
+        self.call = object()
         self.channel.send(tensors, final=final, whole=not self.streams)
+        self.call = None
+        if self.closed and not final:
+            # Abandoned meanwhile. The server has taken the response after all, and the client waits
+            # for the end.
+            self.give_up()
 
     def fail(self, error: AdapterError) -> None:
         """Send an error as the final response, unless the reply is closed.
@@ -125,12 +133,22 @@ class Reply(Delivery):
         if self.closed:
             return
         self._close()
+        self.call = object()
         self.channel.send_error(error)
+        self.call = None
+
+    def abandon(self) -> None:
+        """Close, because a response that is being sent does not return; nothing else is sent."""
+        # Without waiting for a question about the client, which may not return either.
+        self.closed = True
 
     def give_up(self) -> None:
         """Close after a response could not be built or sent; try to send the client an error."""
         self._close()
-        give_up(self.channel)
+        self.call = object()
+        # The server refuses the error if the final response was already on its way.
+        with contextlib.suppress(Exception):
+            self.channel.send_error(InternalError(NOT_SENT))
 
     def is_cancelled(self) -> bool:
         """Return whether the client has cancelled the request; False for a closed reply.
@@ -147,8 +165,9 @@ class Reply(Delivery):
             self.closed = True
 
 
-def give_up(channel: Channel) -> None:
-    """Try to tell a client that its answer or refusal could not be sent."""
-    # The server refuses the error if the final response was already on its way.
-    with contextlib.suppress(Exception):
-        channel.send_error(InternalError(NOT_SENT))
+class NoOutputs:
+    """Makes no responses, for a request that vLLM never gets."""
+
+    def build(self, outputs: Sequence[Any]) -> Tensors:
+        """See ``ResponseBuilder``."""
+        raise NotImplementedError

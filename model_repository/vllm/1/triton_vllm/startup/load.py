@@ -23,6 +23,7 @@ from triton_vllm.metrics.claim import Claim, instances
 from triton_vllm.metrics.mirror import Mirror, Publisher
 from triton_vllm.reply.deliver import deliver
 from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outbox
+from triton_vllm.reply.stuck import StuckWatch
 from triton_vllm.reply.watch import CancellationWatch, Departure
 from triton_vllm.request.contract import require_completed
 from triton_vllm.startup import engine_args, interpreter
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 # A stopped EngineCore kept 50 requests and all probes waiting for 300 s, the time that vLLM itself
 # allows a step.
+NOT_TAKEN = (
+    "for 20 s the server has not taken a response, and may never do so (24.10 can deadlock when a "
+    "gRPC client is killed): the model takes no more requests and ends; restart tritonserver"
+)
 ENGINE_IDLE_S = 60.0
 """An engine that answers nothing and does nothing for this time hangs, s."""
 
@@ -54,6 +59,7 @@ class Model:
         engine: takes jobs.
         outbox: sends the jobs' outputs.
         watch: looks for cancelled requests.
+        send_watch: looks for responses that the server does not take.
         publisher: publishes metrics. None if metrics are off.
         shared: this instance's part in an engine that several share. None if the instance is the
             only one.
@@ -64,6 +70,7 @@ class Model:
     engine: Engine
     outbox: Outbox
     watch: CancellationWatch
+    send_watch: StuckWatch
     publisher: Publisher | None
     shared: Frontends | None
     parsers: vllm_api.Parsers | None
@@ -72,6 +79,7 @@ class Model:
         """Let requests in flight finish within a time limit, then end every process and thread."""
         self.engine.stop(self.prepared.settings.unload_grace_s)
         self.watch.close()
+        self.send_watch.close()
         self.outbox.close()
         if self.publisher is not None:
             self.publisher.close()
@@ -120,6 +128,10 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         departure = _departure(engine, prepared, args["model_name"], log)
         watch = CancellationWatch(engine.jobs.ledger.watched, engine.jobs.cancel, log, departure)
         watch.start()
+        in_loop = engine.jobs.loop.call_soon_threadsafe
+        give_up = partial(in_loop, engine.give_up, NOT_TAKEN)
+        send_watch = StuckWatch(outbox.workers(), give_up, log)
+        send_watch.start()
         publisher = _publish(prepared, shared, args, log)
     if prepared.run_folder is not None:
         prepared.run_folder.note_memory()
@@ -133,6 +145,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         engine=engine,
         outbox=outbox,
         watch=watch,
+        send_watch=send_watch,
         publisher=publisher,
         shared=shared,
         parsers=parsers,

@@ -1,0 +1,75 @@
+"""A response that the server never takes ends the model, and the other requests, in time."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.blocked_sender import BLOCKED, with_blocked_sender
+from support.clock import now
+from support.instances import with_instances
+from support.model_requests import ask, prompt
+from support.open_stream import OpenStream
+from support.patience import wait_for, wait_for_line
+from support.reference import ONE_THREAD
+from support.repositories import serves_since
+from support.server_processes import engines, stubs
+from support.settings import with_parameter
+from support.triton_client import get
+from triton_vllm.base.errors import NOT_TAKEN
+from vllm_env.serve.processes import is_alive
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.serving import Serve
+
+pytestmark = pytest.mark.e2e
+PROMPT, _ = FACTS[2]
+LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+SEEN_SECONDS = 40.0  # on a machine without other work
+BUSY = 5  # times as long on one with other work
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_send_that_never_returns(light_serving: Serve, light_long_arguments: dict[str, object], count: int) -> None:
+    """The others get errors, the log says why, and the model ends, as probes can see."""
+
+    def prepare(model: Path) -> None:
+        with_instances(model, count)
+        with_parameter(model, "RESPONSE_SENDER_THREADS", "1")
+        with_blocked_sender(model)
+
+    arguments = ("--exit-timeout-secs=1",)  # the server waits for the request that is never answered
+    seats = {**light_long_arguments, "max_num_seqs": 3}  # for those that stream
+    with light_serving(seats, environment=ONE_THREAD, prepare=prepare, arguments=arguments) as server:
+        with ExitStack() as stack:
+
+            def sent(text: str, *, streaming: bool) -> OpenStream:
+                request = prompt(text, LONG, stream=streaming)
+                return stack.enter_context(OpenStream(server.grpc_url, request, own_connection=True))
+
+            others = [sent(PROMPT, streaming=True)]
+            others[0].wait(1)
+            sent(BLOCKED, streaming=True)
+            began = now()
+            others.append(sent(PROMPT, streaming=True))
+            others[1].wait(1)
+            others.append(sent(PROMPT, streaming=False))
+            ends = [one.wait_end() for one in others]
+            waited = max(end.at for end in ends) - began
+            assert {end.error for end in ends} == {NOT_TAKEN}
+            print(f"count {count}: the others' errors came {waited:.1f} s after the request that blocks")
+            assert waited < BUSY * SEEN_SECONDS
+        wait_for_line(server, "for 20 s the server has not taken a response")
+        wait_for_line(server, "restart tritonserver")
+        found = stubs(server) | engines(server)
+        wait_for(lambda: not any(map(is_alive, found)), "the end of the model's processes")
+        # So much of it can be seen from outside: before 26.03, Triton looks for no dead stub.
+        is_up = get(server.http_url, "/v2/models/vllm/ready")[0] == 200
+        assert is_up is not serves_since("26.03")
+        assert ask(server, PROMPT).error
+        assert get(server.http_url, "/v2/health/live")[0] == 200
