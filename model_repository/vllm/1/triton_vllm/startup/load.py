@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log, PrometheusFamily
     from triton_vllm.instances.frontends import Frontends
 
-# A stopped EngineCore kept 50 requests and all probes waiting for 300 s, the time that vLLM itself
-# allows a step.
-NOT_TAKEN = (
+GIVEN_UP = (
     "for 20 s the server has not taken a response, and may never do so (24.10 can deadlock when a "
     "gRPC client is killed): the model takes no more requests and ends; restart tritonserver"
 )
+# A stopped EngineCore kept 50 requests and all probes waiting for 300 s, the time that vLLM itself
+# allows a step.
 ENGINE_IDLE_S = 60.0
 """An engine that answers nothing and does nothing for this time hangs, s."""
 
@@ -129,7 +129,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         watch = CancellationWatch(engine.jobs.ledger.watched, engine.jobs.cancel, log, departure)
         watch.start()
         in_loop = engine.jobs.loop.call_soon_threadsafe
-        give_up = partial(in_loop, engine.give_up, NOT_TAKEN)
+        give_up = partial(in_loop, engine.give_up, GIVEN_UP)
         send_watch = StuckWatch(outbox.workers(), give_up, log)
         send_watch.start()
         publisher = _publish(prepared, shared, args, log)
