@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from run_pod import render
 from support.manifests import (
     COMPONENTS,
     KUBERNETES,
+    MODEL,
     OVERLAYS,
     SERVER,
     faults_of,
@@ -23,6 +25,7 @@ from support.manifests import (
     seconds,
     write_own,
 )
+from support.pages import blocks_in
 from support.repositories import CHECKOUT
 from triton_vllm.startup.settings import Settings
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("_kubectl")
 
+PAGE = CHECKOUT / "docs" / "kubernetes.md"
 GRACE = Settings.unload_grace_s
 SERVERS = [*(f"overlays/{name}" for name in OVERLAYS), "kserve"]
 
@@ -85,6 +89,23 @@ def test_a_server_has_no_faults(server: str, tmp_path: Path) -> None:
     assert faults_of(render(write_own(tmp_path / "own", server)), GRACE) == []
     unnamed = ["the image tritonserver has no tag", "the image vllm-model has no tag"]
     assert faults_of(render(KUBERNETES / server), GRACE) == unnamed[: 1 if server == "kserve" else 2]
+
+
+def test_the_page_names_the_images(tmp_path: Path) -> None:
+    """The kustomization that docs/kubernetes.md types; tests/e2e/test_pasted.py asks a model for its release."""
+    (text,) = re.findall(r"kustomization\.yaml <<END\n(.*?)^END$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    text, count = re.subn(r"\$\(\./gen_vllm_env\.sh inspect .*\)", "24.10", text)
+    assert count == 1
+    there = os.path.relpath(KUBERNETES, tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(text.replace("../", f"{there}/"))
+    resources = render(tmp_path)
+    assert faults_of(resources, GRACE) == []
+    assert pod_spec(resources)["containers"][0]["image"] == SERVER
+
+
+def test_the_page_has_all_components() -> None:
+    """And no other."""
+    assert sorted(re.findall(r"^- \.\./components/([\w-]+) ", PAGE.read_text("utf-8"), re.MULTILINE)) == COMPONENTS
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
@@ -145,8 +166,7 @@ def test_a_rollout_waits_for_a_start(tmp_path: Path) -> None:
 
 def test_two_versions_know_only_their_own_pods(tmp_path: Path) -> None:
     """By the lines that docs/kubernetes.md has for the second one."""
-    labels = "{includeSelectors: true, includeTemplates: true, pairs: {app.kubernetes.io/instance: next}}"
-    more = f"nameSuffix: -next\nlabels: [{labels}]"
+    (more,) = [block.text for block in blocks_in(PAGE) if block.text.startswith("nameSuffix")]
     both = [
         render(write_own(tmp_path / "a", "overlays/cpu")),
         render(write_own(tmp_path / "b", "overlays/cpu", more=more)),
@@ -177,6 +197,14 @@ def test_custom_resources_use_fields_that_exist(tmp_path: Path) -> None:
         of_kind(resources, "ScaledObject")["spec"]["scaleTargetRef"]["name"]
         == of_kind(resources, "Deployment")["metadata"]["name"]
     )
+
+
+def test_kserve_gets_the_image_by_the_patch_of_its_first_lines(tmp_path: Path) -> None:
+    """As a comment there has it."""
+    text = (KUBERNETES / "kserve" / "kustomization.yaml").read_text("utf-8")
+    more = "".join(line.removeprefix("#   ") for line in text.splitlines(keepends=True) if line.startswith("#   "))
+    service = of_kind(render(write_own(tmp_path / "own", "kserve", more=more)), "InferenceService")
+    assert service["spec"]["predictor"]["model"]["storageUri"] == f"oci+native://{MODEL}"
 
 
 def test_compose_runs_the_same_server() -> None:
