@@ -34,6 +34,8 @@ _CHAT = "vllm.entrypoints.openai.chat_completion.protocol"
 _CODEC = "vllm.v1.serial_utils"
 # The first version whose parsers read a whole answer.
 PARSERS = "0.26"
+# From this version on, 1/node.py must work.
+NODES = "0.28"
 # Before this version the classes were elsewhere. The names are searched in all places.
 MEDIA = "0.20"
 
@@ -119,8 +121,9 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("external_req_id", since="0.14"),
     },
     "vllm.config.VllmConfig": _fields(
-        "structured_outputs_config", "lora_config", "observability_config"
+        "structured_outputs_config", "lora_config", "observability_config", "scheduler_config"
     ),
+    "vllm.config.SchedulerConfig": _fields("max_num_seqs"),
     "vllm.config.ObservabilityConfig": _fields("otlp_traces_endpoint"),
     "vllm.config.StructuredOutputsConfig": {"backend": Member(default="'auto'")},
     "vllm.config.ModelConfig": {
@@ -157,7 +160,14 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("distributed_executor_backend", "otlp_traces_endpoint", "worker_extension_cls"),
         # For a model with several instances, as for `launch_core_engines`.
         **_fields("_api_process_count", "_api_process_rank", since="0.28"),
-        "create_engine_config": _method("usage_context"),
+        "create_engine_config": _method("usage_context", "headless"),
+        # For an engine on several machines, as for `MultiprocExecutor`. A vLLM without the first
+        # refuses it.
+        **_fields("nnodes", "node_rank", "master_addr", "master_port", since=NODES),
+    },
+    "vllm.v1.executor.multiproc_executor.MultiprocExecutor": {
+        "__init__": _method("vllm_config", "monitor_workers", since=NODES),
+        "start_worker_monitor": _method("inline", since=NODES),
     },
     "vllm.lora.request.LoRARequest": _fields("lora_name", "lora_int_id", "lora_path"),
     "vllm.renderers.params.ChatParams": _fields(
@@ -288,6 +298,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.third_party.pynvml": (),  # without it a GPU counts as busy
     "vllm.platforms": (),  # current_platform is created at its first use
     "vllm.model_executor.models.registry": (),
+    "vllm.v1.executor.multiproc_executor": (),  # for an engine on several machines
     # Builds the pairs of texts for a cross-encoder, in versions that have such a class.
     "vllm.entrypoints.pooling.scoring": (),
     "vllm.entrypoints.chat_utils": (),

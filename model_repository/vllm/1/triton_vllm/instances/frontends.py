@@ -246,6 +246,8 @@ class Frontends(Source):
             return Loss("does not answer another instance") if is_hung else None
         if self._meeting.closed():
             return Loss("was unloaded with the instance that had started it", in_order=True)
+        # The others go on without a killed instance, so that what they have in flight is answered.
+        # Triton needs a second for each request to a dead stub. Under load, nearly all go to them.
         if self._meeting.lead():
             return Loss("has died with the instance that had started it")
         address = self._meeting.address()
