@@ -10,7 +10,7 @@ from unit.test_effects import PATCH, effects
 
 ROOT = Path(__file__).resolve().parents[2]
 # How Python starts: a new vLLM changes nothing there (tests/integration/test_interpreter.py, tests/e2e/test_parts.py).
-STARTS = {"debian_site.py", "parts_unpack.py"}
+STARTS = {"debian_site.py", "node.py", "parts_unpack.py"}
 FOLDERS = (ROOT / "model_repository" / "vllm" / "1", ROOT / "env" / "vllm_env")
 
 

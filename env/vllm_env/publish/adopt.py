@@ -264,7 +264,8 @@ def _code_difference(target: Path, template: Path) -> str:
 
 def _code(folder: Path) -> dict[str, str]:
     """Return the texts of the model's code by their path in the version folder."""
-    files = (folder / "model.py", *(folder / "triton_vllm").rglob("*.py"))
+    programs = (folder / name for name in CODE_NAMES if name.endswith(".py"))
+    files = (*programs, *(folder / "triton_vllm").rglob("*.py"))
     # The user may have edited these files in any encoding; the text is only shown.
     return {
         file.relative_to(folder).as_posix(): file.read_bytes().decode(errors="replace")

@@ -51,7 +51,7 @@ from .model_config import set_count
 # The order in which the files are renamed into place. The manifest makes a set valid, so it is
 # last.
 BUILT_NAMES = (STUB_LIBRARIES, STUB_NAME, *LAYOUT_FILES, SBOM_NAME, MANIFEST_NAME)
-CODE_NAMES = ("model.py", "triton_vllm")
+CODE_NAMES = ("model.py", "node.py", "triton_vllm")
 """This project's own code in the version folder."""
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 _BYTECODE = ("__pycache__", "*.pyc")
@@ -225,7 +225,8 @@ def _place_folder(staged: Path, place: Path, owner: Owner) -> None:
 
 def copy_own_code(source: Path, folder: Path) -> None:
     """Copy this project's code from the version folder ``source`` into a folder without it."""
-    shutil.copy2(source / "model.py", folder / "model.py")
+    for program in ("model.py", "node.py"):
+        shutil.copy2(source / program, folder / program)
     ignore = shutil.ignore_patterns(*_BYTECODE)
     shutil.copytree(source / "triton_vllm", folder / "triton_vllm", ignore=ignore)
 

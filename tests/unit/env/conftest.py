@@ -86,7 +86,7 @@ def workspace(tmp_path: Path) -> Workspace:
 def small_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model's folder with three files of its code: each build copies and hashes all of it."""
     folder = tmp_path_factory.mktemp("template") / "vllm"
-    code = ("model.py", "triton_vllm/__init__.py", "triton_vllm/request/contract.py")
+    code = ("model.py", "node.py", "triton_vllm/__init__.py", "triton_vllm/request/contract.py")
     for name in ("config.pbtxt", "vllm_engine_args.example.json", *(f"1/{file}" for file in code)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(TEMPLATE / name, folder / name)

@@ -70,7 +70,7 @@ def test_it_becomes_a_model_of_ours(workspace: Workspace, official: Path, target
     adopt(workspace, official, target)
     assert snapshot(official) == before
     built = {"triton_python_backend_stub", "vllm_env.tar.gz", "vllm_env.json", "vllm_env.cdx.json"}
-    code = {"1/model.py", "1/triton_vllm/__init__.py", "1/triton_vllm/request/contract.py"}
+    code = {"1/model.py", "1/node.py", "1/triton_vllm/__init__.py", "1/triton_vllm/request/contract.py"}
     theirs = {"config.pbtxt", "1/model.json", "1/multi_lora.json", "notes", "chat.jinja"}
     assert names(target) == built | code | theirs
     assert json.loads((target / "1/model.json").read_text()) == {**ARGUMENTS, "model": str(official / "weights")}

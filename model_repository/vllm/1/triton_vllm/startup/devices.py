@@ -97,12 +97,17 @@ def uses_ray(engine_args: Mapping[str, Any]) -> bool:
     return "ray" in map(engine_args.get, backends)
 
 
+def has_nodes(engine_args: Mapping[str, Any]) -> bool:
+    """Return whether vLLM's own multi-node executor spreads the engine over several machines."""
+    return engine_args.get("nnodes") not in (None, 1)
+
+
 def is_on_one_machine(engine_args: Mapping[str, Any]) -> bool:
     """Return whether all processes of the engine are sure to be on this machine."""
     # A rank may be 0, which is no flag that is off.
     given = [engine_args.get(name) for name in _FOR_SEVERAL_MACHINES]
     is_alone = all(value is None or value is False for value in given)
-    return is_alone and not uses_ray(engine_args) and engine_args.get("nnodes") in (None, 1)
+    return is_alone and not uses_ray(engine_args) and not has_nodes(engine_args)
 
 
 def _nth(visible_devices: str, index: int) -> str:

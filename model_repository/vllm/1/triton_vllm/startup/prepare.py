@@ -111,6 +111,11 @@ def prepare(
         engine_args.read(model_dir, version_dir), model_dir, file_name
     )
     arguments, tool_parser = parsers.split(given, file_name)
+    if shared is not None and devices.has_nodes(arguments):
+        raise ConfigError(
+            f"instance_group: an engine on several machines (nnodes in {file_name}) has one front "
+            "end; use count: 1"
+        )
     port = _reserve_port(chosen, shared)
     # 2) Set up this process. vLLM reads variables while it is imported, and its processes inherit
     #    them.

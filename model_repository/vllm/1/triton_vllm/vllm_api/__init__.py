@@ -33,6 +33,7 @@ from triton_vllm.vllm_api.fields import (
 from triton_vllm.vllm_api.instances import connect, lacking, launch, note_statistics
 from triton_vllm.vllm_api.log_probabilities import forget_texts
 from triton_vllm.vllm_api.names import Vllm, load
+from triton_vllm.vllm_api.node import run_node
 from triton_vllm.vllm_api.openai import (
     Application,
     OpenAiError,
