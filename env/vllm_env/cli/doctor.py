@@ -226,7 +226,7 @@ def _shown(limit: int) -> str:
 
 
 def _ports() -> Finding:
-    taken = [port for port in (8000, 8001, 8002) if _is_taken(port)]
+    taken = [port for port in (8000, 8001, 8002) if is_taken(port)]
     # Triton's defaults for HTTP, gRPC and metrics. It binds them only after it has loaded a model.
     return _judge(
         "ports",
@@ -236,7 +236,8 @@ def _ports() -> Finding:
     )
 
 
-def _is_taken(port: int) -> bool:
+def is_taken(port: int) -> bool:
+    """Return whether something listens on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -3,15 +3,16 @@
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from vllm_env.base.cache import key_of
-from vllm_env.base.workspace import CHECKOUT, TOOLS
+from vllm_env.base.workspace import CHECKOUT, IS_WHEEL, TOOLS
 from vllm_env.build import BuildResult
 from vllm_env.model.files import CONFIG_NAME
-from vllm_env.sketch import PROVISIONED, BuildRequest
+from vllm_env.sketch import PROVISIONED, BuildRequest, installed_triton
 from vllm_env.triton.elsewhere import SINCE_RELEASE, image_of
-from vllm_env.triton.root import backend_arguments, is_plain
+
+from .run import link_for, served, server_command
 
 
 def next_lines(result: BuildResult, request: BuildRequest) -> list[str]:
@@ -31,32 +32,48 @@ def next_lines(result: BuildResult, request: BuildRequest) -> list[str]:
 def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]:
     """Return the commands that start the server and ask the model, for the current folder."""
     commands = []
-    python = sys.executable
-    # The client finds its checkout's tools by itself. An installed wheel has only this interpreter.
-    if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3"):
-        python = "python3"
-    ask = [python, _here(CHECKOUT / "client" / "client.py"), "--iterations", "10"]
-    if request.model != "vllm":
-        ask += ["--model", request.model]
+    models = [request.model] if _has_other_models(request) else []
+    named = ["--model", request.model] if request.model != "vllm" else []
+    ask = [*_client(), "--iterations", "10", *named]
     # The client's default is prompts.txt in the current folder.
-    if Path.cwd() != CHECKOUT:
+    if not IS_WHEEL and Path.cwd() != CHECKOUT:
         ask += ["--input-prompts", _here(CHECKOUT / "prompts.txt")]
     if result.triton.is_elsewhere:
-        return [_in_container(result, request), ask]
-    repository = _here(request.repository)
-    # Such a Triton cannot start a stub there (root.py). A relative path hides a space above it. It
-    # does not hide other letters than ASCII: the stub makes it absolute.
-    is_usable = is_plain(repository) and str(request.repository.resolve()).isascii()
-    if result.triton.rules.activates and not is_usable:
-        link = f"/tmp/vllm_env_models-{key_of(str(request.repository))[:8]}"  # noqa: S108
-        commands.append(["ln", "-sfn", str(request.repository), link])
+        return [_in_container(result, request, models), ask]
+    repository = Path(_here(request.repository))
+    link = link_for(result.triton, repository)
+    if link:
+        commands.append(["ln", "-sfn", str(request.repository), str(link)])
         repository = link
-    binary = result.triton.binary
-    serve = [_here(binary), *backend_arguments(binary), f"--model-store={repository}"]
-    return [*commands, [*serve, *_only_this_model(request)], ask]
+    if IS_WHEEL:
+        serve = [_door(), "serve", *(f"--model={model}" for model in models)]
+        if repository != Path(_here(BuildRequest.repository)):
+            serve.append(f"--model-repository={repository}")
+        if result.triton.path != installed_triton():
+            serve.append(f"--triton-root={result.triton.path}")
+    else:
+        program, *arguments = server_command(result.triton, repository, models)
+        serve = [_here(Path(program)), *arguments]
+    return [*commands, serve, ask]
 
 
-def _in_container(result: BuildResult, request: BuildRequest) -> list[str]:
+def _client() -> list[str]:
+    """Return the command that starts the client."""
+    if IS_WHEEL:
+        return [_door(), "client"]
+    # The client finds its checkout's tools by itself. They may be in the cache.
+    has_own_tools = TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3")
+    python = "python3" if has_own_tools else sys.executable
+    return [python, _here(CHECKOUT / "client" / "client.py")]
+
+
+def _door() -> str:
+    """Return how to type the program of an installed wheel."""
+    program = Path(sys.argv[0]).absolute()
+    return program.name if shutil.which(program.name) == str(program) else _here(program)
+
+
+def _in_container(result: BuildResult, request: BuildRequest, models: Sequence[str]) -> list[str]:
     """Return the command that serves the model in the container of its release."""
     command = ["docker", "run", "--rm", "-it", "--shm-size=1g"]
     if _profile(result) == "cuda":
@@ -64,22 +81,16 @@ def _in_container(result: BuildResult, request: BuildRequest) -> list[str]:
     for port in (8000, 8001, 8002):
         command += ["-p", f"{port}:{port}"]
     command += ["-v", f"{request.repository.absolute()}:/models", image_of(result.triton.release)]
-    return [*command, "tritonserver", "--model-store=/models", *_only_this_model(request)]
+    return [*command, "tritonserver", *served(Path("/models"), models)]
 
 
 def _profile(result: BuildResult) -> str:
     return str(result.manifest.spec.get("profile", ""))
 
 
-def _only_this_model(request: BuildRequest) -> list[str]:
+def _has_other_models(request: BuildRequest) -> bool:
     # By default tritonserver loads every model, and ends if one fails. Another model may have no
     # environment yet. This project's own has none in a checkout where only `adopt` has run.
-    if _has_other_models(request):
-        return ["--model-control-mode=explicit", f"--load-model={request.model}"]
-    return []
-
-
-def _has_other_models(request: BuildRequest) -> bool:
     models = {path.parent.name for path in request.repository.glob(f"*/{CONFIG_NAME}")}
     return bool(models - {request.model})
 

@@ -12,50 +12,16 @@ from vllm_env import __version__
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.layout import LAYOUT_NAMES
 
+from . import descriptions
 from .base_parser import CommandParser, UsualHelp, add_flag, add_path, count, positive
 from .mistakes import as_value_of, check_model_name, option_for, refuse_contradictions, refuse_empty
 
-# The first sentence of each description is the subcommand's line in the help.
-_BUILDS = """\
-Builds a Triton model repository with the vLLM that you pin. It packs vLLM with
-conda-pack, adds the stub that fits, and then serves the model once and asks it
-(the smoke run). Without an argument, it builds the default profile of
-env/vllm_env.toml.
-"""
-_EXAMPLES = """\
-Examples:
-  ./gen_vllm_env.sh --dry-run            what a build would do and download
-  ./gen_vllm_env.sh --vllm 0.32.0        a model with this release
-  ./gen_vllm_env.sh --profile cuda --triton-release 26.07
-                                         for GPUs, and for Triton 26.07
-"""
 _MODEL = "the model's folder in it (default: vllm)"
-_ADOPTS = """\
-Makes a model from SOURCE, a model folder of Triton's own vLLM backend. SOURCE
-is only read, and keeps the weights.
-"""
-_FILLS = """\
-Fills DIR with all that a build downloads, for machines without network. There,
-give --offline --wheelhouse DIR. It takes the options of the build. Those that
-decide about no download change nothing here.
-"""
 # The options of the build that decide about no download, by destination.
 _NOT_FOR_WHEELHOUSE = (
     "keep", "triton_git_url", "boost_url", "jobs", "layout", "model_repository", "model",
     "count", "smoke_run", "no_smoke_run", "smoke_model", "warm",
 )  # fmt: skip
-_UNPACKS = """\
-Unpacks the whole environment of a built model into DIR. DIR must be missing or empty. The
-environment is the same for all layouts, and works in any place: for the workers of Ray, for
-example.
-"""
-_EXPORTS = """\
-Writes built models as an OCI image for a registry. Kubernetes and podman mount it next to Triton's
-own container, which finds each model at models/NAME, unpacked. Weights and caches stay out of it.
-"""
-_CLEANS = """\
-Removes what killed builds and dead servers left, and the cache. Running servers keep theirs.
-"""
 
 
 def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
@@ -64,7 +30,6 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
     Raises:
         UsageError: an option or subcommand is wrong; the remedy names a similar one.
     """
-    refuse_empty(arguments)
     # Only a first word can be a subcommand. Words after it are for the options.
     name, *rest = arguments or ["build"]
     if name == "help":
@@ -72,6 +37,12 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
         words = [word for word in rest if not word.startswith("-")]
         arguments = [*words[:1], "--help"]
         name, *rest = arguments
+    if name == "client":
+        # The client has a parser of its own.
+        options = _PARSERS[name]().parse_args([])
+        options.arguments = rest
+        return name, options
+    refuse_empty(arguments)
     make = _PARSERS.get(name)
     if name.startswith("-"):
         name, rest, make = "build", arguments, build_parser
@@ -102,8 +73,8 @@ def build_parser(name: str = "", folder: str = "") -> CommandParser:
         # Without abbreviations: a script with --quie must not change its meaning with a new option.
         allow_abbrev=False,
         add_help=False,
-        description=_BUILDS,
-        epilog=_EXAMPLES if name else f"{_EXAMPLES}\n{_subcommands()}",
+        description=descriptions.BUILDS,
+        epilog=descriptions.EXAMPLES if name else f"{descriptions.EXAMPLES}\n{_subcommands()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # 1) Which vLLM
@@ -284,20 +255,20 @@ def _of_model(name: str, description: str) -> CommandParser:
 
 
 def _clean() -> CommandParser:
-    parser = _named("clean", _CLEANS)
+    parser = _named("clean", descriptions.CLEANS)
     add_flag(parser, "--dry-run", "list it only")
     add_flag(parser, "--keep-cache", "leave the cache as it is")
     return parser
 
 
 def _unpack() -> CommandParser:
-    parser = _of_model("unpack", _UNPACKS)
+    parser = _of_model("unpack", descriptions.UNPACKS)
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder for it")
     return parser
 
 
 def _export() -> CommandParser:
-    parser = _named("export", _EXPORTS)
+    parser = _named("export", descriptions.EXPORTS)
     parser.add_argument(
         "--oci",
         metavar="DIR",
@@ -337,9 +308,28 @@ def _doctor() -> CommandParser:
     return parser
 
 
+def _serve() -> CommandParser:
+    parser = _named("serve", descriptions.SERVES)
+    add_path(
+        parser, "--model-repository", "DIR", "where the models are (default: model_repository)"
+    )
+    parser.add_argument(
+        "--model",
+        dest="models",
+        metavar="NAME",
+        action="append",
+        help="load only this model (repeatable; default: all)",
+    )
+    add_path(parser, "--triton-root", "DIR", "default: as for the build")
+    parser.add_argument(
+        "arguments", metavar="-- OPTION", nargs="*", help="options of tritonserver itself"
+    )
+    return parser
+
+
 def _adopt() -> CommandParser:
     parser = build_parser("adopt", "SOURCE")
-    parser.description, parser.epilog = _ADOPTS, ""
+    parser.description, parser.epilog = descriptions.ADOPTS, ""
     parser.set_help(
         {
             "folder": "the model folder to read",
@@ -355,7 +345,7 @@ def _adopt() -> CommandParser:
 
 def _wheelhouse() -> CommandParser:
     parser = build_parser("wheelhouse", "DIR")
-    parser.description, parser.epilog = _FILLS, ""
+    parser.description, parser.epilog = descriptions.FILLS, ""
     hidden = dict.fromkeys(_NOT_FOR_WHEELHOUSE, argparse.SUPPRESS)
     parser.set_help({"folder": "the folder to fill", **hidden})
     return parser
@@ -368,6 +358,8 @@ _PARSERS: dict[str, Callable[[], CommandParser]] = {
         _of_model, "verify", "Checks a built model as the build does before it publishes."
     ),
     "inspect": partial(_of_model, "inspect", "Prints what a built model holds."),
+    "serve": _serve,
+    "client": partial(_named, "client", descriptions.ASKS),
     "adopt": _adopt,
     "unpack": _unpack,
     "export": _export,

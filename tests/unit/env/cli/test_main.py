@@ -192,6 +192,30 @@ def test_what_to_type_next_works_where_it_is_typed(
     assert shlex.split(ask) == words
 
 
+def test_an_installed_wheel_names_itself(
+    built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is typed: by its name where the shell finds it, else by its path; with what differs from the defaults."""
+    program = tmp_path / "venv/bin/vllm-env"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(program)])
+    monkeypatch.setattr("vllm_env.cli.next_steps.IS_WHEEL", True)
+    monkeypatch.setattr("vllm_env.cli.next_steps.installed_triton", lambda: built.triton.path)
+    assert _run() == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "  venv/bin/vllm-env serve",
+        "  venv/bin/vllm-env client --iterations 10",
+    ]
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("vllm_env.cli.next_steps.installed_triton", lambda: None)
+    assert _run("--model-repository", tmp_path / "mine", "--model", "opt") == 0
+    options = f"--model-repository=mine --triton-root={built.triton.path}"
+    expected = [f"  vllm-env serve {options}", "  vllm-env client --iterations 10 --model opt"]
+    assert capsys.readouterr().out.splitlines()[-2:] == expected
+
+
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(("folder", "is_linked"), [("my work", False), ("caf\N{LATIN SMALL LETTER E WITH ACUTE}", True)])
 def test_a_relative_path_hides_a_space_from_triton_and_no_other_letter(
