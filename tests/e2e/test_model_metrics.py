@@ -75,6 +75,7 @@ def test_all_of_vllms_metrics_with_equal_counts(triton_metrics: Metrics, openai_
     assert {name: metrics.total(name) for name in COUNTS} == {name: openai_metrics.total(name) for name in COUNTS}
     assert metrics.total("vllm:generation_tokens_total") == 16 * len(TEXTS)
     assert all(labels["model"] == "vllm" and labels["version"] == "1" for labels in metrics.labels("vllm:"))
+    assert {labels.get("model_name", "vllm") for labels in metrics.labels("vllm:")} == {"vllm"}
     assert metrics.total("vllm:num_requests_running") == metrics.total("vllm:num_requests_waiting") == 0
 
 

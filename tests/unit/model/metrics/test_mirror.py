@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.patience import LIMIT
+from triton_vllm.base.dialect import OFFICIAL, OURS
 from triton_vllm.metrics.mirror import Mirror, Publisher
 
 
@@ -91,6 +92,17 @@ def test_values_follow_the_registry():
         assert value(sink, "vllm:ttft_count") == buckets[1]
         assert value(sink, "vllm:ttft_sum") == buckets[1] / 8
     assert len(sink.values) == 6
+
+
+@pytest.mark.parametrize(("dialect", "expected"), [(OURS, {"model_name": "opt", "engine": "0"}), (OFFICIAL, {})])
+def test_the_label_of_the_weights_has_the_models_name(dialect, expected):
+    """In place of a path; the official backend has no label of vLLM's, and gets none. Without a name vLLM's stays."""
+    for name, shown in (("opt", expected), ("", expected | ({"model_name": "/weights"} if expected else {}))):
+        labels = {"model_name": "/weights", "engine": "0"}
+        tokens = family("vllm:prompt_tokens", "counter", ("vllm:prompt_tokens_total", labels, 5))
+        sink = Sink()
+        Mirror(sink, {"model": "m"}, dialect=dialect, model_name=name).follow([tokens])
+        assert value(sink, "vllm:prompt_tokens_total", **shown) == 5
 
 
 def test_a_gauge_that_others_set_as_well_is_set_again():

@@ -87,6 +87,7 @@ class Mirror:
         labels: added to each metric's own labels (model, version).
         dialect: determines which of vLLM's metrics are published, and with which of its labels.
         others: whether other processes set the same gauges. Then unchanged gauges are set as well.
+        model_name: replaces the value of vLLM's label of this name; "" leaves it.
 
     Attributes:
         period: seconds between two updates.
@@ -99,11 +100,13 @@ class Mirror:
         *,
         dialect: Dialect = OURS,
         others: bool = False,
+        model_name: str = "",
     ) -> None:
         self.period = dialect.metrics_period_s
         self._others = others
         self._sink = sink
         self._labels = labels
+        self._model_name = model_name
         self._dialect = dialect
         self._metrics: dict[Key, Metric] = {}
         self._last: dict[Key, float] = {}
@@ -125,6 +128,8 @@ class Mirror:
     def _move(self, sample: Sample, name: str, own_labels: Mapping[str, str]) -> None:
         if sample.key not in self._metrics:
             labels = {**self._dialect.metric_labels(own_labels), **self._labels}
+            if self._model_name and "model_name" in labels:
+                labels["model_name"] = self._model_name
             self._metrics[sample.key] = self._sink.create(
                 name, sample.help or name, labels, counter=sample.counter
             )

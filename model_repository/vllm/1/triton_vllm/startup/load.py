@@ -271,8 +271,14 @@ def _publish(
         return None
     labels = {"model": args["model_name"], "version": args["model_version"]}
     claim = Claim(args, os.getppid(), log)
+    # Without a name for its clients, vLLM would name the path of the weights.
+    is_named = prepared.engine_args.get("served_model_name")
     mirror = Mirror(
-        triton.TritonMetrics(), labels, dialect=prepared.settings.dialect, others=claim.shared
+        triton.TritonMetrics(),
+        labels,
+        dialect=prepared.settings.dialect,
+        others=claim.shared,
+        model_name="" if is_named else args["model_name"],
     )
 
     def families() -> Iterable[PrometheusFamily]:
