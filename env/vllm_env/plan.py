@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
+from vllm_env.base.driver import too_old
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.sources import masked
@@ -100,11 +101,24 @@ def resolve(workspace: Workspace, sketch: Sketch) -> Plan:
         report.note("--triton-git-url, --boost-url and --jobs have no effect: no stub is compiled")
     for note in check_lock(lock, triton):
         report.note(note)
+    _check_driver(lock, serves=request.smoke or request.warm)
     packed = request.layout.key(prefix_key(lock, request.keep))
     # Before Triton is installed, its stub has no digest yet.
     has_identity = triton.is_there or triton.is_elsewhere
     key = key_of(packed, stub.identity, request.layout.name) if has_identity else ""
     return Plan(sketch, triton, lock, stub, key)
+
+
+def _check_driver(lock: Lock, *, serves: bool) -> None:
+    """Compare this machine's driver with a lock; raise a VllmEnvError if the build will serve."""
+    # A CPU build has no CUDA version, and then nothing is asked.
+    what, remedy = too_old(lock.cuda) if lock.cuda else ("", "")
+    if what and serves:
+        raise VllmEnvError(
+            what, remedy=f"{remedy} To build it for another machine: --no-smoke-run."
+        )
+    if what:
+        report.note(f"{what} {remedy}")
 
 
 def _provision(workspace: Workspace) -> TritonRoot:

@@ -178,7 +178,9 @@ def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
     # A spec that --save wrote has only one profile: the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None
     root = request.triton_root or installed_triton()
-    profile = request.profile or alone or default_profile(root)
+    # --cuda names the profile, too.
+    default = "cuda" if request.overrides.torch_backend else default_profile(root)
+    profile = request.profile or alone or default
     spec = load_spec(profile, request.overrides, request.spec_file)
     # 3) The Triton that will serve it
     # Not served there: a GPU on this machine would not help.

@@ -14,8 +14,9 @@ from vllm_env.base import report
 from vllm_env.base.filesystem import give_tree, owner_of
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
+from vllm_env.lock.commits import variant_index
 from vllm_env.lock.fetch import PIP_RULES, by_hash
-from vllm_env.lock.pylock import PYTORCH_INDEX, Lock, LockedWheel, requirements_of
+from vllm_env.lock.pylock import PYTORCH_INDEX, VLLM_INDEX, Lock, LockedWheel, requirements_of
 from vllm_env.plan import resolve
 from vllm_env.sketch import PROVISIONED, BuildRequest, make_sketch
 from vllm_env.triton.provision import fetch
@@ -57,15 +58,18 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
 
 
 def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
-    """Fetch the registries' wheels, then those that only PyTorch's index has."""
+    """Fetch the registries' wheels, then those that only PyTorch's or vLLM's index has."""
     # Another wheelhouse is not a source of the wheels: pip asks the registries.
     registries = replace(workspace, network=replace(workspace.network, wheelhouse=None))
     with workspace.cache.staging() as staging:
         requirements = staging / "requirements.txt"
 
         def download(wheels: Sequence[LockedWheel]) -> None:
-            # In two steps, because PyTorch's index must not be asked for the other wheels.
-            for index, backend in (("", ""), (PYTORCH_INDEX, lock.spec.torch_backend)):
+            # In steps, because these indexes must not be asked for the other wheels.
+            backend = lock.spec.torch_backend
+            own = ["--extra-index-url", variant_index(lock.spec)]
+            steps = {"": ("", []), PYTORCH_INDEX: (backend, []), VLLM_INDEX: ("", own)}
+            for index, (torch_backend, options) in steps.items():
                 chosen = [wheel for wheel in wheels if wheel.index == index]
                 requirements.write_text(requirements_of(chosen), "utf-8")
                 _download(
@@ -76,7 +80,8 @@ def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
                     # pip would choose wheels for the Python that runs it.
                     "--python-version",
                     lock.spec.python,
-                    torch_backend=backend,
+                    *options,
+                    torch_backend=torch_backend,
                 )
 
         by_hash(registries, lock, folder, download)

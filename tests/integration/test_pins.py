@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.server
 import json
 import shutil
 import subprocess
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support import small_build
+from support.cuda_indexes import Quiet, serving_folder
 from support.small_fixtures import workspace_in
 from support.wheels import write_wheel
 from vllm_env.base.errors import UsageError, VllmEnvError
@@ -31,28 +28,9 @@ if TYPE_CHECKING:
     from vllm_env.lock.pins import PinnedVllm
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class _Refusing(_Quiet):
-    def do_GET(self) -> None:
+class _Refusing(Quiet):
+    def do_GET(self) -> None:  # noqa: N802 - the standard library's name
         self.send_error(403)
-
-
-@contextlib.contextmanager
-def _serve(folder: Path, handle: type[_Quiet] = _Quiet) -> Iterator[str]:
-    """Serve a folder on a free port of 127.0.0.1 and yield its address."""
-    handler = functools.partial(handle, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture
@@ -62,7 +40,7 @@ def index(small_tree: Path, small_wheel: Path, tmp_path: Path) -> Iterator[str]:
     folder.mkdir(parents=True)
     shutil.copy(small_wheel, folder)
     (folder / "index.html").write_text(f'<a href="{small_wheel.name}">{small_wheel.name}</a>')
-    with _serve(tmp_path / "index") as url:
+    with serving_folder(tmp_path / "index") as url:
         yield url
 
 
@@ -195,7 +173,7 @@ def test_a_dry_run_says_who_does_not_answer(index: str, small_tree: Path, tmp_pa
     assert unknown.startswith(f"unknown: the wheel index {index} has none, and {closed}/vllm.git does not answer")
     offline = _forecast(tmp_path / "cache", small_build.head(small_tree), wheel_index=index, offline=True)
     assert offline == "unknown: with --offline the wheel index is not asked"
-    with _serve(tmp_path, _Refusing) as refusing:
+    with serving_folder(tmp_path, _Refusing) as refusing:
         unknown = _forecast(tmp_path / "cache", sha, wheel_index=refusing, git_url=small_tree.as_uri())
         assert unknown == f"unknown: the wheel index {refusing} answers 403 Client Error"
 
@@ -238,7 +216,7 @@ def test_a_wheel_file_is_pinned_by_its_digest(small_wheel: Path, tmp_path: Path)
 
 def test_a_wheel_by_url_is_fetched_once(small_wheel: Path, tmp_path: Path) -> None:
     """Then it is in the cache: the server may be gone, and --offline is enough."""
-    with _serve(small_wheel.parent) as url:
+    with serving_folder(small_wheel.parent) as url:
         address = f"{url}/{small_wheel.name}"
         first = _resolve(tmp_path / "cache", Pin("wheel", address))
     assert first.wheel
@@ -251,7 +229,7 @@ def test_a_wheel_by_url_is_fetched_once(small_wheel: Path, tmp_path: Path) -> No
 def test_a_quoted_local_version_is_fetched_once(tmp_path: Path) -> None:
     """A URL has ``%2B`` for the "+" of a local version: the cached file is found by it all the same."""
     name = write_wheel(tmp_path, "vllm", "0.99.0+cpu", {"vllm/__init__.py": b""}).file
-    with _serve(tmp_path) as url:
+    with serving_folder(tmp_path) as url:
         pin = Pin("wheel", f"{url}/{name.replace('+', '%2B')}")
         first = _resolve(tmp_path / "cache", pin)
     assert _resolve(tmp_path / "cache", pin, offline=True) == first

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write_wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> LockedWheel:
-    """Write a wheel and return it as it stands in a lock."""
+def write_wheel(
+    folder: Path, name: str, version: str, files: dict[str, bytes], requires: tuple[str, ...] = (), extras: tuple[str, ...] = ()
+) -> LockedWheel:
+    """Write a wheel and return it as it stands in a lock; ``requires`` are its dependencies, ``extras`` the names of its own."""
     info = f"{name}-{version}.dist-info"
+    fields = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"]
+    fields += [f"Provides-Extra: {extra}\n" for extra in extras]
+    fields += [f"Requires-Dist: {text}\n" for text in requires]
     content = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/METADATA": "".join(fields).encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     rows = [

@@ -204,12 +204,19 @@ class Network:
     program_caches: Path | None = None
 
     def uv(
-        self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any
+        self,
+        arguments: Sequence[object],
+        what: str,
+        *,
+        torch_backend: str = "",
+        is_torch_elsewhere: bool = False,
+        **options: Any,
     ) -> str:
         """Run uv with the configured sources and return what it printed.
 
         If these sources lack a torch build (``torch_backend``, such as ``cpu``), ask the PyTorch
-        project's index, too.
+        project's index, too. If they have another build of it (``is_torch_elsewhere``), ask that
+        index at once.
 
         Raises:
             NetworkError: no host answers.
@@ -224,6 +231,9 @@ class Network:
         own = options.get("env", {})
         options["env"] = {**without_uv_settings(), **self.pip.uv_environment(), **own}
         pytorch = ["--torch-backend", torch_backend] if torch_backend else []
+        if is_torch_elsewhere and not self.wheelhouse and not self.torch_index:
+            command += pytorch
+            pytorch = []
         return self._run_with_torch(command, what, mirror="--index", pytorch=pytorch, **options)
 
     def _run_with_torch(

@@ -18,6 +18,7 @@ from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
 from vllm_env.export.export import export as export_models
 from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.lock.variants import variant_of
 from vllm_env.model.files import check_model
 from vllm_env.model.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
 from vllm_env.plan import UNKNOWN, preview
@@ -228,7 +229,9 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     """Print what this machine and its Triton can do; return 1 if there is a problem."""
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
-    spec = load_spec(options.profile or default_profile(path), Overrides())
+    variant = variant_of(options.cuda) if options.cuda else None
+    profile = options.profile or ("cuda" if variant else default_profile(path))
+    spec = load_spec(profile, Overrides(torch_backend=variant))
     workspace = open_workspace(options)
     findings = examine(workspace, triton, spec)
     if options.audit:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from vllm_env.base.driver import complaint, cuda_of_driver
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import free_space
 from vllm_env.base.process import capture
@@ -18,13 +19,13 @@ from vllm_env.inside import parts_places
 from vllm_env.interpreter.find import find_interpreter
 from vllm_env.interpreter.layer import remote_url
 from vllm_env.layout.unpacked import local_places
+from vllm_env.lock.lock import lock_beside
+from vllm_env.lock.pylock import read_pylock, versions_of
 from vllm_env.lock.spec import Spec
+from vllm_env.lock.variants import cuda_of, cuda_of_versions
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
-# The first driver that runs CUDA 13 without a compatibility package, for Linux, by the release
-# notes of NVIDIA's CUDA toolkit.
-_CUDA_13_DRIVER = "580.65"
 # Without a persistence daemon, nvidia-smi wakes each GPU. If the driver hangs, it never ends.
 _SMI_SECONDS = 30.0
 _OPEN_FILES_LIMIT = 4096
@@ -123,21 +124,26 @@ def _gpu(spec: Spec) -> Finding:
     except VllmEnvError as error:
         return Finding("GPU", "problem", error.what, error.remedy)
     what = f"{name}, {memory}, driver {driver}, compute capability {capability}"
-    version = _numbers(driver)
     compute = _numbers(capability)
-    if not version or not compute:
+    if not _numbers(driver) or not compute:
         what = f"{what}: the driver gives no number for one of these"
         remedy = "Restart the machine or its driver; if that does not help, update the driver."
         return Finding("GPU", "problem", what, remedy)
-    # Only a warning: a compatibility package, or a vLLM for CUDA 12, runs with an older driver.
-    if version < _numbers(_CUDA_13_DRIVER):
-        what = f"{what}: older than CUDA 13 asks for ({_CUDA_13_DRIVER})"
-        remedy = "Pin a vLLM whose torch is built for CUDA 12, or update the driver."
-        return Finding("GPU", "warning", what, remedy)
+    old, remedy = complaint(cuda_of_driver(), driver, _cuda_of(spec))
+    if old:
+        return Finding("GPU", "problem", f"{what}. {old}", remedy)
     if compute < (7, 5):
-        what = f"{what}: wheels of torch for CUDA 13 begin with 7.5"
+        what = f"{what}: vLLM's wheels begin with 7.5"
         return Finding("GPU", "problem", what, "Use a newer GPU, or an older vLLM.")
     return Finding("GPU", "ok", what)
+
+
+def _cuda_of(spec: Spec) -> str:
+    """Return the CUDA version of an environment of a spec; "" for the CPU, or without a lock."""
+    file = lock_beside(spec.path, spec.profile)
+    if spec.torch_backend or not file.is_file():
+        return cuda_of(spec.torch_backend)
+    return cuda_of_versions(versions_of(read_pylock(file).wheels))
 
 
 def _first_gpu(program: str) -> list[str]:

@@ -11,6 +11,7 @@ from vllm_env.inside import parts_places
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
+from vllm_env.lock.variants import variant_of
 from vllm_env.prefix.prune import RULES
 from vllm_env.sketch import BuildRequest
 from vllm_env.triton.stub_source import StubOptions
@@ -43,6 +44,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
             pin=pin,
             python=options.python,
             distribution=options.distribution,
+            torch_backend=variant_of(options.cuda) if options.cuda else None,
             packages=tuple(options.packages),
             wheel_index=options.wheel_index,
             git_url=options.git_url,

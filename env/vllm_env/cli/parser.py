@@ -93,7 +93,9 @@ def build_parser(name: str = "", folder: str = "") -> CommandParser:
     pins.add_argument(
         "--distribution", metavar="NAME", help="the name under which the registry has vLLM"
     )
-    pins.add_argument("--wheel-index", metavar="URL", help="base of the per-commit wheel index")
+    pins.add_argument(
+        "--wheel-index", metavar="URL", help="base of vLLM's index of commits and CUDA variants"
+    )
     pins.add_argument("--git-url", metavar="URL", help="git repository for --vllm-commit")
     add_path(pins, "--spec", "FILE", "another spec than env/vllm_env.toml")
     use = pins.add_mutually_exclusive_group()
@@ -101,29 +103,7 @@ def build_parser(name: str = "", folder: str = "") -> CommandParser:
     add_flag(use, "--upgrade", "resolve again and write the lock next to the spec")
     add_path(pins, "--save", "FILE", "write this pin's spec to FILE (.toml), its lock next to it")
     # 2) What is with it
-    environment = parser.add_argument_group("Environment")
-    environment.add_argument(
-        "--profile",
-        choices=("cuda", "cpu"),
-        help="default: cuda in a Triton container with a GPU, else cpu",
-    )
-    environment.add_argument("--python", metavar="X.Y", help="Python of the environment")
-    # ``with`` is a keyword of Python, so the destination has another name.
-    environment.add_argument(
-        "--with",
-        dest="packages",
-        metavar="PACKAGE",
-        action="append",
-        default=[],
-        help="a further package (repeatable)",
-    )
-    environment.add_argument(
-        "--keep",
-        metavar="RULE",
-        action="append",
-        default=[],
-        help="do not omit what RULE names, such as tests (repeatable)",
-    )
+    _add_environment(parser.add_argument_group("Environment"))
     # 3) What loads it
     triton = parser.add_argument_group("Triton")
     server = triton.add_mutually_exclusive_group()
@@ -214,6 +194,36 @@ def build_parser(name: str = "", folder: str = "") -> CommandParser:
     return parser
 
 
+def _add_environment(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--profile",
+        choices=("cuda", "cpu"),
+        help="default: cuda in a Triton container with a GPU, else cpu",
+    )
+    group.add_argument(
+        "--cuda",
+        metavar="X.Y",
+        help="for an older driver: vLLM and torch for this CUDA version, such as 12.9",
+    )
+    group.add_argument("--python", metavar="X.Y", help="Python of the environment")
+    # ``with`` is a keyword of Python, so the destination has another name.
+    group.add_argument(
+        "--with",
+        dest="packages",
+        metavar="PACKAGE",
+        action="append",
+        default=[],
+        help="a further package (repeatable)",
+    )
+    group.add_argument(
+        "--keep",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="do not omit what RULE names, such as tests (repeatable)",
+    )
+
+
 def _subcommands() -> str:
     lines = ["Subcommands:"]
     for name, make in _PARSERS.items():
@@ -300,6 +310,7 @@ def _doctor() -> CommandParser:
     parser = _named("doctor", "Says what this machine can do.")
     add_path(parser, "--triton-root", "DIR", "default: as for the build")
     parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
+    parser.add_argument("--cuda", metavar="X.Y", help="as for the build")
     add_flag(
         parser,
         "--audit",

@@ -1,4 +1,4 @@
-"""A commit of vLLM: its wheel in the per-commit index, else its sources from git."""
+"""vLLM's own index, which has commits and CUDA variants; the sources of a commit from git."""
 
 import re
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 
 from .spec import Spec
+from .variants import cuda_of
 from .wheels import cached_wheel, keep_wheel
 
 _WHEEL_INDEX = "https://wheels.vllm.ai"
@@ -23,8 +24,15 @@ _NO_SUCH_COMMIT = r"not our ref|unadvertised object|find remote ref"
 
 
 def index_of(spec: Spec) -> str:
-    """Return the base of the per-commit wheel index."""
+    """Return the base of vLLM's own index, which has a folder for each commit and release."""
     return (spec.wheel_index or _WHEEL_INDEX).rstrip("/")
+
+
+def variant_index(spec: Spec) -> str:
+    """Return the index that has a release's wheel for a CUDA variant; "" for any other pin."""
+    if spec.pin.kind != "release" or not cuda_of(spec.torch_backend):
+        return ""
+    return f"{index_of(spec)}/{spec.pin.value}/{spec.torch_backend}"
 
 
 def git_url_of(spec: Spec) -> str:
@@ -59,7 +67,11 @@ def _index_urls(spec: Spec) -> list[str]:
     """Return the simple indexes of a commit, the preferred one first."""
     base = f"{index_of(spec)}/{spec.pin.value}"
     # The index has a folder for each variant ("cpu", "cu129") next to the default build.
-    return [f"{base}/{spec.torch_backend}", base] if spec.torch_backend else [base]
+    if not spec.torch_backend:
+        return [base]
+    variant = f"{base}/{spec.torch_backend}"
+    # The default build is for another CUDA version.
+    return [variant] if cuda_of(spec.torch_backend) else [variant, base]
 
 
 def _ask_index(

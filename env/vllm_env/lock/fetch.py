@@ -18,7 +18,8 @@ from vllm_env.base.network import RefusedError
 from vllm_env.base.sources import Source, masked, pip_settings
 from vllm_env.base.workspace import Workspace
 
-from .pylock import PYTORCH_INDEX, Lock, LockedWheel
+from .commits import variant_index
+from .pylock import PYTORCH_INDEX, VLLM_INDEX, Lock, LockedWheel
 
 PIP_RULES = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
 """pip's options for the wheels of a lock."""
@@ -91,6 +92,8 @@ def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -
     """
     is_torch = wheel.index == PYTORCH_INDEX
     sources = workspace.network.sources(lock.spec.torch_backend if is_torch else "")
+    if wheel.index == VLLM_INDEX:
+        sources.append(Source(variant_index(lock.spec)))
     answers = []
     alone = [[source] for source in sources]
     # Usually one call is enough: among all sources, pip prefers the right hash. It cannot where the

@@ -32,6 +32,7 @@ from .commits import (
     forecast_commit,
     git_url_of,
     index_of,
+    variant_index,
 )
 from .source_build import build_folder, build_wheel
 from .spec import Pin, Spec
@@ -74,12 +75,21 @@ def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
     """
     pin = spec.pin
     if pin.kind == "release":
-        return PinnedVllm(f"{spec.distribution}=={pin.value}", origin="release")
+        return _from_release(spec)
     if pin.kind == "wheel":
         return _from_wheel(workspace, pin)
     if pin.kind == "commit":
         return _from_commit(workspace, spec)
     return _from_source(workspace, spec)
+
+
+def _from_release(spec: Spec) -> PinnedVllm:
+    requirement = f"{spec.distribution}=={spec.pin.value}"
+    index = variant_index(spec)
+    if not index:
+        return PinnedVllm(requirement, origin="release")
+    # With the local version, the registry's build for another CUDA version cannot match.
+    return PinnedVllm(f"{requirement}+{spec.torch_backend}", origin=f"release, {masked(index)}")
 
 
 def _refuse_in_dry_run(workspace: Workspace, pin: Pin, forecast: str) -> None:

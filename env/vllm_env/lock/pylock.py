@@ -23,10 +23,14 @@ from vllm_env.interpreter.layer import REMOTE_CHANNEL, CondaLayer, CondaPackage
 
 from .pins import PinnedVllm
 from .spec import Spec, read_toml
+from .variants import cuda_of_versions
 
 # A build that only PyTorch's own index has, such as ``torch==2.13.0+cpu``.
 PYTORCH_INDEX = "pytorch"
 """The value of ``LockedWheel.index`` for PyTorch's own index."""
+# A release for another CUDA version than the registry's, such as ``vllm==0.33.0+cu129``.
+VLLM_INDEX = "vllm"
+"""The value of ``LockedWheel.index`` for vLLM's own index."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class LockedWheel:
         file: file name.
         sha256: hexadecimal digest.
         size: bytes; 0 if unknown.
-        index: ``pytorch``, or "" for the registries that pip is configured with.
+        index: ``pytorch``, ``vllm``, or "" for the registries that pip is configured with.
         url: place of a file that no index has, such as a pinned wheel; else "".
     """
 
@@ -56,6 +60,11 @@ class LockedWheel:
         """Return the wheel as a line of a requirements file, with its hash."""
         what = f"{self.name} @ {self.url}" if self.url else f"{self.name}=={self.version}"
         return f"{what} --hash=sha256:{self.sha256}"
+
+
+def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
+    """Return the version of each distribution by its normalised name."""
+    return {wheel.name: wheel.version for wheel in wheels}
 
 
 def requirements_of(wheels: Iterable[LockedWheel]) -> str:
@@ -134,9 +143,14 @@ class Lock:
         """Return the bytes of all wheels whose size is known."""
         return sum(wheel.size for wheel in self.wheels)
 
+    @property
+    def cuda(self) -> str:
+        """Return the CUDA version of the environment, such as ``12.9``; "" if it has none."""
+        return cuda_of_versions(self.versions())
+
     def versions(self) -> dict[str, str]:
         """Return the version of each locked distribution by its normalised name."""
-        return {wheel.name: wheel.version for wheel in self.wheels}
+        return versions_of(self.wheels)
 
 
 _TOOL = "vllm-env"

@@ -12,15 +12,21 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import NetworkError
+from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import ReleaseRules
 
+from .commits import index_of, variant_index
 from .pins import PinnedVllm
-from .pylock import PYTORCH_INDEX, LockedWheel
+from .pylock import PYTORCH_INDEX, VLLM_INDEX, LockedWheel, versions_of
 from .spec import Spec, read_toml
+from .variants import cuda_of
 
 # manylinux_2_5 is manylinux1, the oldest platform that wheels name.
 _OLDEST_GLIBC = 5
+_OTHER_VARIANT = (
+    "Give another --cuda, another --vllm, or a complete mirror of the index (VLLM_ENV_TORCH_INDEX)."
+)
 
 
 def resolve(
@@ -29,7 +35,7 @@ def resolve(
     """Return a spec's wheels for one Triton release.
 
     Raises:
-        VllmEnvError: there is no solution, or no host answered.
+        VllmEnvError: there is no solution, no host answered, or torch is for another CUDA version.
     """
     # 1) Write the requirements.
     numpy = [rules.numpy_bound] if rules.numpy_bound else []
@@ -53,18 +59,22 @@ def resolve(
             "--python-platform", f"x86_64-manylinux_2_{rules.glibc}",
             "--override", folder / "overrides.txt", "--output-file", answer, folder / "in.txt",
         ]  # fmt: skip
+        if index := variant_index(spec):
+            command += ["--index", index]
         try:
             workspace.network.uv(
                 command,
                 "resolve the requirements",
                 torch_backend=spec.torch_backend,
+                # vLLM asks for torch by its version alone, and the registry's build has it, too.
+                is_torch_elsewhere=bool(cuda_of(spec.torch_backend)),
                 env={"TMPDIR": str(folder)},
             )
         except NetworkError:
             # No host answered. Another pin, which _explained() suggests, would not help.
             raise
         except CommandError as error:
-            raise _explained(workspace, error, spec) from error
+            raise _explained(workspace, error, spec, pinned) from error
         document = Pylock.from_dict(read_toml(answer))
 
     # 3) Choose one wheel of each package. uv lists all wheels that fit the platform.
@@ -77,7 +87,25 @@ def resolve(
         raise VllmEnvError(
             f"{error}.", remedy="Pin another version of that package: --with 'NAME==VERSION'."
         ) from error
-    return tuple(_locked(package, file, pinned, spec) for package, file in choices)
+    wheels = tuple(_locked(package, file, pinned, spec) for package, file in choices)
+    _check_variant(spec, versions_of(wheels))
+    return wheels
+
+
+def _check_variant(spec: Spec, versions: dict[str, str]) -> None:
+    """Raise a VllmEnvError if torch is not of the spec's CUDA variant."""
+    cuda = cuda_of(spec.torch_backend)
+    if not cuda:
+        return
+    # A torchvision for another CUDA version breaks `import vllm`.
+    for name in ("torch", "torchvision"):
+        version = versions.get(name, "")
+        if version and not version.endswith(f"+{spec.torch_backend}"):
+            raise VllmEnvError(
+                f"--cuda {cuda}: PyTorch's index has no {name} {version} for this CUDA version.",
+                cause=f"Only the registry's was found, not {version}+{spec.torch_backend}.",
+                remedy=_OTHER_VARIANT,
+            )
 
 
 def _tags(python: str, glibc: int) -> list[Tag]:
@@ -103,6 +131,8 @@ def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> L
     # No public registry has a local version such as 2.13.0+cpu, even if this machine got it from
     # somewhere else.
     index = PYTORCH_INDEX if spec.torch_backend and "+" in version else ""
+    if variant_index(spec) and canonicalize_name(pinned.name) == package.name:
+        index = VLLM_INDEX
     return LockedWheel(
         name=str(package.name),
         version=version,
@@ -141,10 +171,22 @@ def _from_archive(package: Package, archive: PackageArchive, pinned: PinnedVllm)
     )
 
 
-def _explained(workspace: Workspace, error: CommandError, spec: Spec) -> VllmEnvError:
+def _explained(
+    workspace: Workspace, error: CommandError, spec: Spec, pinned: PinnedVllm
+) -> VllmEnvError:
     """Return an error that names the likely cause and the next step."""
     pin = f"{spec.distribution}=={spec.pin.value}"
     missing = rf"no version of {re.escape(pin)}|{re.escape(spec.distribution)} was not found"
+    index = variant_index(spec)
+    cuda = cuda_of(spec.torch_backend)
+    if index and re.search(missing, error.tail):
+        return VllmEnvError(
+            f"--cuda {cuda}: vLLM's index has no {pinned.requirement}.",
+            cause=f"It was asked at {masked(index)}.",
+            remedy=f"Look for the variants of this release in {masked(index_of(spec))}/"
+            f"{spec.pin.value}/, and give one of them. Without --cuda, the registry's build is "
+            "used.",
+        )
     if spec.pin.kind == "release" and re.search(missing, error.tail):
         return VllmEnvError(
             f"--vllm {spec.pin.value}: the package registry has no {pin}.",
@@ -153,6 +195,9 @@ def _explained(workspace: Workspace, error: CommandError, spec: Spec) -> VllmEnv
             "way: --vllm-commit, --vllm-wheel, --vllm-source.",
         )
     remedy = "Change the pin, --with, or the spec's overrides, and try again."
+    # The registry's torch was tried then, which asks for packages of its own CUDA version.
+    if cuda and "torch" in error.tail:
+        remedy = f"If PyTorch's index has no torch for CUDA {cuda}: {_OTHER_VARIANT}"
     # uv's two sentences for a package that does not support this Python.
     if re.search(r"[Pp]ython>=?[\d.]+[^.]*?cannot be used|does not satisfy Python\S+", error.tail):
         remedy = "Pick another --python."

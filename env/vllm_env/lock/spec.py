@@ -16,6 +16,8 @@ from vllm_env.base.filesystem import require_writable, write_whole
 from vllm_env.base.sources import has_password, masked
 from vllm_env.base.workspace import CHECKOUT
 
+from .variants import cuda_of, dropped_for, overrides_for
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -72,11 +74,12 @@ class Spec:
         pin: which vLLM.
         distribution: vLLM's name in the registry.
         python: a version such as ``3.11``.
-        torch_backend: uv's name of a torch build ("cpu"); "" takes the registry's build.
+        torch_backend: uv's name of a torch build ("cpu"), or a CUDA variant ("cu129"); "" takes
+            the registry's build.
         requirements: further requirements.
         drop: distributions that are never installed.
         overrides: requirements that replace those of packages.
-        wheel_index: the per-commit wheel index; "" takes vLLM's.
+        wheel_index: the index of commits and CUDA variants; "" takes vLLM's.
         git_url: vLLM's repository; "" takes vLLM's own.
         triton_release: the release that will serve, if it is not here, such as ``26.07``.
         path: the file that the spec was read from; it does not count in comparisons.
@@ -109,6 +112,7 @@ class Overrides:
     wheel_index: str | None = None
     git_url: str | None = None
     triton_release: str | None = None
+    torch_backend: str | None = None
 
 
 def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> Spec:
@@ -127,12 +131,22 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     changes["requirements"] = spec.requirements + new_packages
     new_spec = dataclasses.replace(spec, **changes)
     _validate(new_spec)
-    _refuse_unused(overrides, new_spec.pin)
-    spec = dataclasses.replace(spec, pin=_normalised(spec.pin))
-    new_spec = dataclasses.replace(new_spec, pin=_normalised(new_spec.pin))
+    _refuse_unused(overrides, new_spec)
+    spec = _completed(spec)
+    new_spec = _completed(new_spec)
     # Compared by value: an option that repeats the profile's own value changes nothing, so the
     # committed lock still fits.
     return dataclasses.replace(new_spec, is_default=new_spec == spec)
+
+
+def _completed(spec: Spec) -> Spec:
+    """Return a spec with its pin as locks spell it, and with what its CUDA variant needs."""
+    return dataclasses.replace(
+        spec,
+        pin=_normalised(spec.pin),
+        drop=dropped_for(spec.torch_backend, spec.drop),
+        overrides=overrides_for(spec.torch_backend, spec.overrides),
+    )
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -278,13 +292,21 @@ def _validate(spec: Spec) -> None:
     _validate_pin(spec.pin)
 
 
-def _refuse_unused(overrides: Overrides, pin: Pin) -> None:
-    """Raise a UsageError for an option that this kind of pin does not use."""
+def _refuse_unused(overrides: Overrides, spec: Spec) -> None:
+    """Raise a UsageError for an option that this kind of pin or profile does not use."""
+    pin = spec.pin
+    cuda = cuda_of(spec.torch_backend)
+    if overrides.torch_backend and spec.profile == "cpu":
+        raise UsageError(
+            f"--cuda {cuda} has no effect with --profile cpu.", remedy="Omit one of them."
+        )
     used_by: dict[str, PinKind] = {
         "distribution": "release", "wheel_index": "commit", "git_url": "commit"
     }  # fmt: skip
     for name, kind in used_by.items():
-        if getattr(overrides, name) and pin.kind != kind:
+        # A release for another CUDA version is on the index of commits, too.
+        is_variant = name == "wheel_index" and pin.kind == "release" and cuda
+        if getattr(overrides, name) and pin.kind != kind and not is_variant:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{option} has no effect with {pin}.",

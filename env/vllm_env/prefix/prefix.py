@@ -13,6 +13,7 @@ from vllm_env.base.cache import key_of, touch
 from vllm_env.base.filesystem import put_in_place, require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import install_layer
+from vllm_env.lock.commits import variant_index
 from vllm_env.lock.fetch import by_hash
 from vllm_env.lock.pylock import Lock, LockedWheel, requirements_of
 
@@ -140,6 +141,8 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
         # in place.
         "--link-mode", "hardlink", "--requirement", requirements,
     ]  # fmt: skip
+    if index := variant_index(lock.spec):
+        command += ["--index", index]
 
     def install(wheels: Sequence[LockedWheel]) -> None:
         requirements.write_text(requirements_of(wheels), "utf-8")

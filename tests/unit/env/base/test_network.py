@@ -7,6 +7,7 @@ import http.server
 import socket
 import threading
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,6 @@ from vllm_env.base.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 CLOSED = "http://127.0.0.1:9"  # the discard port, on which nothing listens
 
@@ -90,6 +90,24 @@ def test_a_wheelhouse_is_the_only_source(tmp_path: Path, sources_of: Callable[[N
     assert {"https://index.test/simple", "https://mirror.test/cpu"} <= {
         *sources_of(Network(pip, torch_index="https://mirror.test/cpu"))
     }
+
+
+@pytest.mark.parametrize(
+    ("network", "ends"),
+    [
+        (Network(), ["--torch-backend", "cu129"]),
+        (Network(torch_index="https://mirror.test"), ["--index", "https://mirror.test"]),
+        (Network(wheelhouse=Path("/house")), ["--find-links", "/house"]),
+    ],
+)
+def test_another_build_of_torch_is_not_taken_from_the_registries(
+    network: Network, ends: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the version that is asked for, for another CUDA version: PyTorch's index or its mirror is asked at once."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(module, "run", lambda argv, **_: commands.append([str(a) for a in argv]) or "")
+    network.uv(["lock"], "resolve", torch_backend="cu129", is_torch_elsewhere=True)
+    assert [command[-2:] for command in commands] == [ends]
 
 
 def test_a_host_that_does_not_answer_is_a_network_failure(tmp_path: Path) -> None:

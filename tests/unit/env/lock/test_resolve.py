@@ -9,8 +9,9 @@ from packaging.pylock import Package, PackageArchive, PackageWheel
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.lock.pins import PinnedVllm
-from vllm_env.lock.resolve import _locked, _tags
+from vllm_env.lock.resolve import _check_variant, _locked, _tags
 from vllm_env.lock.spec import Overrides, Spec, load_spec
 
 _PINNED = PinnedVllm("vllm==0.99.0", origin="release")
@@ -53,6 +54,15 @@ def test_a_local_version_is_on_pytorchs_own_index_only(spec: Spec, version: str,
     locked = _locked(package, wheel, _PINNED, spec)
     assert (locked.index, locked.size, locked.url) == (index, 5, "")
     assert locked.file == f"torch-{version}-cp311-cp311-linux_x86_64.whl"
+
+
+def test_a_torchvision_for_another_cuda_version_is_refused() -> None:
+    """It would break `import vllm`; a spec without a variant takes what the registry has."""
+    versions = {"torch": "2.14.0+cu129", "torchvision": "0.29.0"}
+    with pytest.raises(VllmEnvError, match=r"--cuda 12.9: PyTorch's index has no torchvision 0.29.0 for this CUDA version"):
+        _check_variant(load_spec("cuda", Overrides(torch_backend="cu129")), versions)
+    _check_variant(load_spec("cuda", Overrides(torch_backend="cu129")), {**versions, "torchvision": "0.29.0+cu129"})
+    _check_variant(load_spec("cuda", Overrides()), versions)
 
 
 def test_a_wheel_of_a_url_keeps_the_place(spec: Spec) -> None:

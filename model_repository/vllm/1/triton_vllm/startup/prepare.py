@@ -23,6 +23,7 @@ from triton_vllm.media import audio
 from triton_vllm.startup import (
     compilers,
     devices,
+    driver,
     engine_args,
     executor,
     guard,
@@ -128,6 +129,7 @@ def prepare(
     home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)
     home.keep_compiled(os.environ)
+    driver.check()
     toolkit.refuse(arguments, os.environ, file_name)
     toolkit.switch_off(os.environ, log)
     run = _make_run_folder(arguments, log)
