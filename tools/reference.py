@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of the reference pages that are made from code: options, parameters, patches.
+"""Write the tables of the reference pages that are made from code, such as options and tensors.
 
 A page has a marker for each table, such as ``<!-- options: tools/reference.py writes this -->``.
 """
@@ -21,13 +21,14 @@ sys.path[:0] = [str(ROOT / part) for part in ("env", "client", "model_repository
 from loadtest import options as client  # noqa: E402 - found by the line above
 from triton_vllm.base.dialect import Dialect  # noqa: E402
 from triton_vllm.base.limits import Limits  # noqa: E402
+from triton_vllm.request import contract  # noqa: E402
 from triton_vllm.startup.settings import Settings  # noqa: E402
 from vllm_env.cli import parser as packager  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_NAMES = ("command_line.md", "parameters.md", "vllm_versions.md")
+_NAMES = ("command_line.md", "parameters.md", "tensors.md", "vllm_versions.md")
 PAGES = tuple(ROOT / "docs" / name for name in _NAMES)
 PATCHED = (ROOT / "model_repository/vllm/1/triton_vllm", ROOT / "env/vllm_env")
 """The folders of the code that may have patches."""
@@ -132,6 +133,18 @@ def _rules() -> str:
     return _table("rule | profiles | why", rows)
 
 
+def _tensors(tensors: Iterable[contract.Tensor], head: str = "input", last: str = "content") -> str:
+    """Return a table of tensors with type, shape and content."""
+    rows = []
+    for tensor in tensors:
+        data_type = tensor.data_type.removeprefix("TYPE_")
+        official = "✓" if tensor.is_official else ""
+        rows.append(
+            (f"`{tensor.name}`", data_type, f"`{list(tensor.dims)}`", official, tensor.content)
+        )
+    return re.sub(r"\|  \|", "| |", _table(f"{head} | type | shape | official | {last}", rows))
+
+
 _PATCH = r"# Patch ([a-z-]+): (.*(?:\n *# (?!Patch ).*)*)"
 
 
@@ -211,6 +224,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "client options": lambda: _options(client.build_parser()),
     "rules": _rules,
     "patches": _patches,
+    "prompt inputs": lambda: _tensors(contract.PROMPT_INPUTS),
+    "chat inputs": lambda: _tensors(contract.CHAT_INPUTS),
+    "media inputs": lambda: _tensors(contract.MEDIA_INPUTS),
+    "other inputs": lambda: _tensors(contract.OTHER_INPUTS),
+    "flags": lambda: _tensors(contract.FLAG_INPUTS, last="adds"),
+    "outputs": lambda: _tensors(contract.OUTPUTS, head="output"),
     "behaviour": _behaviour,
     "permissions": _permissions,
     "limits": _numbers,

@@ -14,7 +14,6 @@ import pytest
 
 from support.pages import IN_CONTAINERS, PASTED_PAGES, TYPED, TYPED_PAGES, blocks_in
 from support.reports import FIRST_MINUTE, LATER_FIRST_MINUTES, measured
-from triton_vllm.request.contract import INPUTS, OUTPUTS, Tensor
 from vllm_env import __version__
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.next_steps import next_commands
@@ -44,19 +43,6 @@ def test_the_pinned_versions_of_the_readme_are_those_of_the_spec():
     assert f'vllm = "{shown[1]}"' in spec
     (another,) = re.findall(r"--vllm (\S+)`", readme)
     assert another != shown[1]
-
-
-@pytest.mark.parametrize(
-    ("table", "tensors", "last"), [("inputs", INPUTS, "embedding_request"), ("outputs", OUTPUTS, "num_output_tokens")]
-)
-def test_the_tensor_tables_are_those_of_the_model(table: str, tensors: tuple[Tensor, ...], last: str):
-    """docs/tensors.md has each input and output with its type and shape, and no other; the official backend's come first."""
-    text = (ROOT / "docs/tensors.md").read_text("utf-8").split(f"<!-- {table}")[1].split(f"<!-- end of {table}")[0]
-    documented = re.findall(r"^\| `(\w+)` \| (\w+) \| `\[(-?\d+)\]` \| (✓ )?\| .+ \|$", text, re.MULTILINE)
-    names = [tensor.name for tensor in tensors]
-    official = names[: names.index(last) + 1]
-    expected = [(t.name, t.data_type.removeprefix("TYPE_"), str(*t.dims), "✓ " * (t.name in official)) for t in tensors]
-    assert sorted(documented) == sorted(expected)
 
 
 def test_the_rules_table_is_that_of_the_program():

@@ -245,7 +245,8 @@ def _ports() -> Finding:
 def is_taken(port: int) -> bool:
     """Return whether something listens on a port of this machine."""
     with socket.socket() as probe:
-        probe.settimeout(0.5)
+        # The machine may be busy.
+        probe.settimeout(5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 

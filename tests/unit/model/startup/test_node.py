@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from triton_vllm.base.errors import ConfigError
 from triton_vllm.startup.node import main
 from triton_vllm.startup.prepare import prepare
 from triton_vllm.startup.progress import Progress
+from vllm_env.serve.processes import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +61,11 @@ class Machine:
         """Return the processes of the last start, once there were so many."""
         file = self.folder / "started"
         wait_for(lambda: file.exists() and file.read_text().count("\n") == count, f"{count} starts")
-        return [psutil.Process(int(pid)) for pid in file.read_text().splitlines()[-1].split()]
+        found = []
+        for pid in file.read_text().splitlines()[-1].split():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+                found.append(psutil.Process(int(pid)))
+        return found
 
     def end(self) -> str:
         """End the supervisor in order; return what it has logged."""
@@ -79,7 +85,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def ended(processes: list[psutil.Process]) -> bool:
     """Return whether all have ended."""
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    return not any(map(is_alive, processes))
 
 
 def test_the_workers_end_with_the_leaders_engine_and_start_again(machine):

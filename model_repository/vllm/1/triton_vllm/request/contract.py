@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A declared tensor; ``dims`` are as in config.pbtxt: -1 is any size, no batch dimension."""
+    """A declared tensor.
+
+    Attributes:
+        dims: as in config.pbtxt, without a batch dimension.
+        content: for docs/tensors.md, which tools/reference.py writes.
+        is_official: whether Triton's own vLLM backend has it, with the same type and shape.
+    """
 
     name: str
     data_type: str
-    dims: tuple[int, ...] = (1,)
+    dims: tuple[int, ...]
+    content: str
+    is_official: bool = False
 
     def declaration(self) -> dict[str, Any]:
         """Return the tensor as Triton's ModelConfig takes it."""
@@ -34,6 +42,9 @@ BOOL = "TYPE_BOOL"
 INT64 = "TYPE_INT64"
 UINT32 = "TYPE_UINT32"
 FP32 = "TYPE_FP32"
+ONE = (1,)
+ANY = (-1,)
+OFFICIAL = True
 
 FLAGS = (
     "return_finish_reason",
@@ -49,48 +60,109 @@ EXTRA_FLAGS = (
     "return_kv_transfer_params",
     "return_num_cached_tokens",
 )
-MEDIA = ("image", "audio", "video")
 
-INPUTS = (
-    Tensor("text_input", STRING),
-    Tensor("image", STRING, (-1,)),
-    Tensor("stream", BOOL),
-    Tensor("sampling_parameters", STRING),
-    Tensor("exclude_input_in_output", BOOL),
-    *(Tensor(name, BOOL) for name in FLAGS),
-    Tensor("embedding_request", STRING),
-    # Our additions. All are optional, so the official backend's clients work unchanged.
-    Tensor("messages", STRING, (-1,)),
-    Tensor("tools", STRING),
-    Tensor("tool_choice", STRING),
-    Tensor("parallel_tool_calls", BOOL),
-    Tensor("chat_template_kwargs", STRING),
+# All inputs are optional, so the official backend's clients work unchanged.
+PROMPT_INPUTS = (
+    Tensor("text_input", STRING, ONE, "the prompt", OFFICIAL),
     # With INT32, Triton truncates JSON integers: 2^32 + 5 was served as 5.
-    Tensor("prompt_token_ids", INT64, (-1,)),
-    Tensor("operator_request", STRING),
-    Tensor("audio", STRING, (-1,)),
-    Tensor("video", STRING, (-1,)),
+    Tensor("prompt_token_ids", INT64, ANY, "the prompt as token ids"),
+    Tensor(
+        "sampling_parameters",
+        STRING,
+        ONE,
+        "a JSON object with vLLM's sampling parameters, and `lora_name`",
+        OFFICIAL,
+    ),
+    Tensor(
+        "stream",
+        BOOL,
+        ONE,
+        "true: send tokens as they come, on `/generate_stream` or gRPC; "
+        "false, the default: send the whole answer",
+        OFFICIAL,
+    ),
+    Tensor(
+        "exclude_input_in_output",
+        BOOL,
+        ONE,
+        "leave the prompt out of the answer; the default is true in a stream, else false",
+        OFFICIAL,
+    ),
     # Triton reserves these two names among the request parameters. As tensors they get through.
-    Tensor("priority", INT64),
-    Tensor("timeout", INT64),
-    *(Tensor(name, BOOL) for name in EXTRA_FLAGS),
+    Tensor(
+        "priority",
+        INT64,
+        ONE,
+        'a lower value runs first, with the engine argument `"scheduling_policy": "priority"`',
+    ),
+    Tensor("timeout", INT64, ONE, "microseconds until the request ends with an error"),
 )
+CHAT_INPUTS = (
+    Tensor("messages", STRING, ANY, "a chat in JSON"),
+    Tensor("tools", STRING, ONE, "the tools of a chat, a JSON list"),
+    Tensor("tool_choice", STRING, ONE, "which tool a chat may call"),
+    Tensor("parallel_tool_calls", BOOL, ONE, "false: at most one tool call"),
+    Tensor("chat_template_kwargs", STRING, ONE, "a JSON object for the chat template"),
+)
+MEDIA_INPUTS = (
+    Tensor("image", STRING, ANY, "pictures, each as base64 text", OFFICIAL),
+    Tensor("audio", STRING, ANY, "recordings, each as base64 text"),
+    Tensor("video", STRING, ANY, "videos, each as base64 text"),
+)
+MEDIA = tuple(tensor.name for tensor in MEDIA_INPUTS)
+OTHER_INPUTS = (
+    Tensor(
+        "embedding_request",
+        STRING,
+        ONE,
+        "a JSON object: embeddings, scores or ranks ([requests.md](requests.md))",
+        OFFICIAL,
+    ),
+    Tensor(
+        "operator_request",
+        STRING,
+        ONE,
+        "a JSON object: sleep, wake up, load a LoRA adapter "
+        "([scaling.md](scaling.md#operator-requests))",
+    ),
+)
+FLAG_INPUTS = tuple(
+    Tensor(name, BOOL, ONE, f"`{name.removeprefix('return_')}`", name in FLAGS)
+    for name in (*FLAGS, *EXTRA_FLAGS)
+)
+INPUTS = (*PROMPT_INPUTS, *CHAT_INPUTS, *MEDIA_INPUTS, *OTHER_INPUTS, *FLAG_INPUTS)
 
+# A response has those that are not official only if the request asks for them.
 OUTPUTS = (
-    Tensor("text_output", STRING, (-1,)),
-    Tensor("finish_reason", STRING, (-1,)),
-    Tensor("cumulative_logprob", FP32, (-1,)),
-    Tensor("logprobs", STRING, (-1,)),
-    Tensor("num_input_tokens", UINT32),
-    Tensor("num_output_tokens", UINT32, (-1,)),
-    # Our additions. A response has them only if the request asks for them.
-    Tensor("token_ids", INT64, (-1,)),
-    Tensor("stop_reason", STRING, (-1,)),
-    Tensor("prompt_logprobs", STRING),
-    Tensor("kv_transfer_params", STRING),
-    Tensor("tool_calls", STRING, (-1,)),
-    Tensor("reasoning", STRING, (-1,)),
-    Tensor("num_cached_tokens", UINT32),
+    Tensor(
+        "text_output",
+        STRING,
+        ANY,
+        "the text of each of the `n` completions; in a stream, the new part of it",
+        OFFICIAL,
+    ),
+    Tensor(
+        "finish_reason",
+        STRING,
+        ANY,
+        "why the completion ended, such as `stop` or `length`; in a stream `None` before the end",
+        OFFICIAL,
+    ),
+    Tensor("cumulative_logprob", FP32, ANY, "the sum of the log probabilities", OFFICIAL),
+    Tensor("logprobs", STRING, ANY, "JSON for each completion", OFFICIAL),
+    Tensor("num_input_tokens", UINT32, ONE, "the length of the prompt in tokens", OFFICIAL),
+    Tensor(
+        "num_output_tokens", UINT32, ANY, "tokens in this response, for each completion", OFFICIAL
+    ),
+    Tensor("token_ids", INT64, ANY, "the token ids of this response"),
+    Tensor("stop_reason", STRING, ANY, "JSON: the stop string or token that ended the completion"),
+    Tensor("prompt_logprobs", STRING, ONE, "JSON: the log probabilities of the prompt's tokens"),
+    Tensor("kv_transfer_params", STRING, ONE, "JSON for a KV connector"),
+    Tensor("tool_calls", STRING, ANY, "JSON for each completion of a chat"),
+    Tensor("reasoning", STRING, ANY, "the reasoning of each completion of a chat"),
+    Tensor(
+        "num_cached_tokens", UINT32, ONE, "tokens of the prompt that came from the prefix cache"
+    ),
 )
 
 
