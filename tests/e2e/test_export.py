@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support import containers
+from support.namespaces import with_mounts
 from support.parts_fixtures import ANSWER, PROMPT
 from support.patience import wait_for
 from support.repositories import BUILD_SECONDS, CHECKOUT
@@ -24,7 +26,7 @@ from support.triton_client import generate, get
 from vllm_env.serve.server_log import telling_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from support.serving import Parts
 
@@ -70,7 +72,7 @@ def pushed(parts: Parts, session_folder: Path) -> Iterator[Pushed]:
 
 
 def test_a_mounted_image_serves_and_nothing_is_unpacked(pushed: Pushed, tmp_path: Path) -> None:
-    """The right answer, from a container that writes a few files to /tmp; the checks pass on the mounted folder, too."""
+    """The right answer, from a container that writes a few files to /tmp."""
     ports = containers.host_ports()
     variables = [f"--env={name}={value}" for name, value in variables_for(CPU_ARGUMENTS).items()]
     mount = ["--mount", f"type=image,source={pushed.name},destination=/mnt/image"]
@@ -95,14 +97,38 @@ def test_a_mounted_image_serves_and_nothing_is_unpacked(pushed: Pushed, tmp_path
         (name,) = set(re.findall(r"vllm-env-test-\w+", str(running.args)))
         scratch = containers._podman("exec", name, "du", "-sk", "/tmp", check=True).stdout
         assert int(scratch.split()[0]) < _LARGEST_SCRATCH_KB
+
+
+def test_verify_passes_on_the_mounted_folder_and_finds_one_changed_byte(pushed: Pushed, tmp_path: Path) -> None:
+    """Nobody can write there; a file with another byte is mounted over one of the image's."""
     mounted = containers._podman("image", "mount", pushed.name, check=True).stdout.strip()
     try:
-        argv = [sys.executable, "-m", "vllm_env", "verify", "--model-repository", f"{mounted}/models"]
-        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "env")}
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        models = Path(mounted) / "models"
+        done = _verify(models)
         assert done.returncode == 0, done.stderr
+        (file,) = models.glob("vllm/vllm_env/lib/python3.1?/site-packages/vllm/__init__.py")
+        changed = tmp_path / "changed"
+        changed.write_bytes(b"X" + file.read_bytes()[1:])
+        done = _verify(models, before=with_mounts((changed, file)))
+        assert done.returncode == 1
+        assert f"error: {file} is changed." in done.stderr
     finally:
         containers._podman("image", "unmount", pushed.name)
+
+
+def _verify(models: Path, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    argv = [*before, sys.executable, "-m", "vllm_env", "verify", "--model-repository", str(models)]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "env")}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_each_layer_streams_as_kserve_reads_it(pushed: Pushed, tmp_path: Path) -> None:
+    """By Python's tarfile, with the filter that refuses what leads out of the folder."""
+    for layer in pushed.facts["layers"]:
+        blob = pushed.folder / "blobs" / layer["digest"].replace(":", "/")
+        with blob.open("rb") as file, tarfile.open(fileobj=file, mode="r|gz") as tar:
+            for member in tar:
+                assert tarfile.data_filter(member, str(tmp_path))
 
 
 def test_the_dockerfile_makes_one_image_of_both(pushed: Pushed, tmp_path: Path) -> None:

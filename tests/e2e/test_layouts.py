@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.bucket import as_from_bucket
+from support.bucket import from_bucket
 from support.mapped import libraries_of
 from support.parts_fixtures import ANSWER, LIBRARY, answer, server_of, with_standin
 from vllm_env.base.errors import CommandError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.parts_fixtures import Packager
     from support.serving import Parts
 
@@ -40,17 +40,15 @@ def test_a_layout_is_served_as_it_was_built(
     with server_of(light_parts, models, {}, disk_folder / "log") as server:
         assert answer(server) == ANSWER
         (library,) = libraries_of(server, LIBRARY)
-    # A folder that may be a link of the cache's: a hard link has one mode for all.
-    bucket = Path(shutil.copytree(models, disk_folder / "bucket", symlinks=True))
-    as_from_bucket(bucket)
-    lost = server_of(light_parts, bucket, {}, disk_folder / "bucket.log")
-    if layout == "directory":
-        with pytest.raises(CommandError), lost:
-            pass
-        log = (disk_folder / "bucket.log").read_text(errors="replace")
-        assert re.search(LOST, log), [line for line in log.splitlines() if "vllm" in line]
-    else:
-        with lost as server:
-            assert answer(server) == ANSWER
     expected = {"archive": r"/tmp/python_env_\w+/0", "directory": re.escape(str(model / "vllm_env"))}
     assert re.match(f"{expected[layout]}/lib/python3", library), library
+    # A copy: files of the folder may be hard links of the cache's, which have one mode for all.
+    with from_bucket(light_parts, models) as lost:
+        if layout == "directory":
+            with pytest.raises(CommandError), lost:
+                pass
+            log = lost.log.read_text(errors="replace")
+            assert re.search(LOST, log), [line for line in log.splitlines() if "vllm" in line]
+        else:
+            with lost as server:
+                assert answer(server) == ANSWER

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.bucket import as_from_bucket
+from support.bucket import from_bucket
 from support.mapped import libraries_of, programs_of
 from support.model_control import GIVEN_UP
 from support.official_folder import make_official, snapshot
@@ -94,13 +94,19 @@ def test_a_model_that_imports_vllm_itself_finds_it_and_the_next_start_unpacks_no
     (tree,) = trees_in(place)
     before = {path: path.lstat().st_ino for path in tree.rglob("*.so*")}
 
-    # Triton makes the stub executable again.
-    with serve(in_parts, as_built=True, environment=unpacking_in(place), prepare=as_from_bucket) as server:
+    with serve(in_parts, as_built=True, environment=unpacking_in(place)) as server:
         assert answer(server) == ANSWER
         assert lines(server, UNPACKING) == 0
         assert lines(server, FOUND) >= lines(server, STARTING) >= 1
     assert before
     assert {path: path.lstat().st_ino for path in tree.rglob("*.so*")} == before
+
+
+def test_parts_from_an_object_store_are_served(in_parts: Parts, disk_folder: Path, no_leftovers: None) -> None:
+    """Triton makes the stub executable again; the parts have modes and links in them."""
+    model = copy_into(disk_folder / "models", in_parts)
+    with from_bucket(in_parts, model.parent) as stored, stored as server:
+        assert answer(server) == ANSWER
 
 
 def test_an_adopted_model_is_served_by_the_smoke_run_and_then_by_the_user(
