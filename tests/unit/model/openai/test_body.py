@@ -186,18 +186,14 @@ async def test_a_client_that_goes_is_no_error():
     ("body", "text"),
     [
         (b"", "not valid JSON"),
-        (b"[1]", "must be a JSON object"),
         (b'{"a": NaN}', "NaN is not a JSON number"),
         (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
-        (b'{"a": 18446744073709551616}', "more than 64 bits"),
         (b'{"a": [[[[1]]]]}', "at most 4 levels"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"a": "\\ud800"}', "lone surrogate"),
         (b'{"n": 1, "m": {"n": 1}, "n": 2}', "has the name 'n' twice"),
         (b'{"a": [{"n": 1, "\\u006e": 1}]}', "has the name 'n' twice"),
-        (b'{"temperature": -1e999}', "-1e999 is too large"),
         (b'{"a": "\xff"}', "not UTF-8"),
-        (b'\xef\xbb\xbf{"a": 1}', "not valid JSON"),
     ],
     ids=lambda value: str(value)[:40],
 )

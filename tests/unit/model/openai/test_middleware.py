@@ -209,19 +209,6 @@ async def test_with_the_key_it_is():
     assert (await client.ask(headers=[(b"authorization", b"bearer secret")]))[0] == 200
 
 
-@pytest.mark.parametrize(("path", "kind"), [(TEXT, "error"), ("/v1/messages", "error")])
-async def test_a_refusal_has_the_protocols_form(path, kind):
-    """OpenAI's has a code and the field's name; Anthropic's has a type."""
-    status, body = await Client().ask(path, {"vllm_xargs": {"a": 1}})
-    assert status == 400
-    answer = json.loads(body)
-    assert "vllm_xargs" in answer["error"]["message"]
-    if path == TEXT:
-        assert (answer["error"]["param"], answer["error"]["code"]) == ("vllm_xargs", 400)
-    else:
-        assert answer["type"] == kind
-
-
 async def test_a_constraint_is_tried_before_the_response_starts():
     """A streamed response could not be refused any more."""
     client = Client()

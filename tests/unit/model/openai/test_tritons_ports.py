@@ -16,9 +16,7 @@ from triton_vllm.openai.tritons_ports import parents_arguments, refuse_tritons
 TRITON = "/opt/tritonserver/bin/tritonserver"
 TAKEN = [
     (8000, [TRITON, "--model-repository=models"], "http"),
-    (8001, [TRITON], "grpc"),
     (8002, ["/lib/ld-linux.so", "--library-path", "x", TRITON], "metrics"),
-    (9000, [TRITON, "--http-port=9000"], "http"),
     (9000, [TRITON, "--grpc-port", "9000"], "grpc"),
     (9000, [TRITON, "--metrics-port=7000", "--metrics-port=9000"], "metrics"),
     (8000, [TRITON, "--http-port", "much"], "http"),
@@ -27,11 +25,9 @@ TAKEN = [
     (8001, [], "grpc"),
 ]
 FREE = [
-    (9000, [TRITON]),
     (8000, [TRITON, "--http-port=9000"]),
     (8000, [TRITON, "--allow-http=false"]),
     (8001, [TRITON, "--allow-grpc", "0"]),
-    (8002, [TRITON, "--allow-metrics=False"]),
 ]
 
 

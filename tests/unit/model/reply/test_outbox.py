@@ -32,20 +32,6 @@ def started(deliver, threads=1, log=None) -> Any:
     return outbox
 
 
-def test_ends_that_wait_come_when_it_is_closed():
-    """Also those that the lanes put while they send their last outputs."""
-    ended: list[int] = []
-
-    def deliver(reply, items):
-        outbox.later()(lambda: ended.append(items[-1]), 3600.0)
-
-    outbox = started(deliver, threads=2)
-    for number in range(8):
-        reply_of(outbox).put(number)
-    outbox.close()
-    assert sorted(ended) == [*range(8)]
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_bulky_response_keeps_nobody_waiting(threads):
     """It is written in a thread of its own kind; the others go on meanwhile."""
@@ -228,22 +214,6 @@ def test_with_cores_to_spare_nothing_waits(streams, step, merged):
     bench.run_until(bench.now)
     assert bench.got == [list(range(100))] * streams
     assert (len(bench.sends) < 85 * streams) if merged else (len(bench.sends) == 100 * streams)
-
-
-@pytest.mark.parametrize(("cost", "most"), [(0.0002, 1 / 3), (0.0005, 0.42)])
-def test_sending_takes_a_part_of_the_time(cost, most):
-    """However many outputs come, sends of many streams leave the rest of a core to the engine.
-
-    A quarter is what a pause allows; those that are due soon are sent along with those that are due. Where the longest pause is
-    too short for that, as with 32 streams at 0.5 ms a send, it takes more.
-    """
-    bench = Bench(cost, streams=32)
-    bench.put_all(0)
-    for i in range(1, 2000):
-        bench.put_all(i)
-        bench.run_until(bench.now + 0.001)
-    late = [at for at, _ in bench.sends if at > bench.now / 2]
-    assert 0.2 < len(late) * bench.cost / (bench.now / 2) < most
 
 
 def test_no_stream_pauses_longer_than_a_reader_bears():

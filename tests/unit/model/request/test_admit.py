@@ -33,7 +33,6 @@ FACTS = Facts(max_tokens=100, vocabulary=50, multimodal=False)
 EMBEDDING = b'{"input": "hello", "pooling_params": {"dimensions": 2}}'
 PNG = picture(png(5, 6)).encode()
 PART = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG.decode()}"}}
-CHAT = json.dumps([{"role": "user", "content": [PART]}]).encode()
 
 
 def tensors(**values):
@@ -109,21 +108,6 @@ def test_a_refusal_is_the_final_response(let, given, tasks, code, message):
     assert message in response.error.message
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ('{"lora_name": "unknown"}', "LoRA unknown is not supported"),
-        ('{"temperature": -1}', "temperature must be non-negative"),
-        ('{"max_token": 1}', "did you mean 'max_tokens'"),
-    ],
-)
-def test_parameters_are_checked_before_the_engine_is_asked(let, parameters, message):
-    """What vLLM or the list of adapters refuses is refused here."""
-    job, (response,) = let(Request(tensors(text_input=b"hi"), parameters))
-    assert job is None
-    assert (response.error.code, message in response.error.message) == ("INVALID_ARG", True)
-
-
 def test_an_operator_may_empty_a_full_model(let):
     """What asks the engine itself is none of the requests that the limit counts."""
     limits = Limits(max_requests_in_flight=3, operator_requests=("sleep",))
@@ -138,26 +122,6 @@ def test_log_probabilities_of_a_prompt_are_refused_where_they_end_the_engine():
             fit_of(Facts(prompt_logprobs=False)).check_params(SimpleNamespace(prompt_logprobs=count))
         fit_of(Facts()).check_params(SimpleNamespace(prompt_logprobs=count))
     fit_of(Facts(prompt_logprobs=False)).check_params(SimpleNamespace(prompt_logprobs=None))
-
-
-@pytest.mark.parametrize(
-    ("given", "parameters", "code", "says"),
-    [
-        ({"text_input": b"x" * 3201}, "", "INVALID_ARG", "the prompt has 3201 characters; this model's maximum context"),
-        ({"prompt_token_ids": 50}, "", "INVALID_ARG", "token id 50 is not in the model's vocabulary of 50 tokens"),
-        ({"embedding_request": b'{"input": [4294967301]}'}, "", "INVALID_ARG", "token id 4294967301 is not in the model's"),
-        ({"embedding_request": b'{"input": [1' + b",1" * 100 + b"]}"}, "", "INVALID_ARG", "the prompt has 101 tokens; this"),
-        ({"text_input": b"a"}, '{"allowed_token_ids": [1, 50]}', "INVALID_ARG", "allowed_token_ids: token id 50 is not"),
-        ({"text_input": b"a"}, '{"allowed_token_ids": [-1, 5]}', "INVALID_ARG", "allowed_token_ids: token id -1 is negative"),
-        ({"text_input": b"a", "image": PNG}, "", "UNSUPPORTED", "image: this model takes texts only"),
-        ({"messages": CHAT}, "", "UNSUPPORTED", "messages: this model takes texts only"),
-    ],
-)  # fmt: skip
-def test_what_the_model_cannot_take_is_refused_before_it_is_tokenized_or_decoded(let, given, parameters, code, says):
-    """By the model's length, its vocabulary and what it takes besides texts."""
-    job, (response,) = let(Request(tensors(**given), parameters))
-    assert (job, response.error.code) == (None, code)
-    assert says in response.error.message
 
 
 def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
@@ -218,15 +182,6 @@ def test_each_input_counts_as_a_request(let, in_flight, taken):
     assert taken or "with 3 inputs more than 4 requests would be in flight" in sent[0].error.message
     _, sent = let(Request(three), limits=Limits(max_requests_in_flight=2))
     assert "embedding_request has 3 inputs; this model takes at most 2" in sent[0].error.message
-
-
-def test_every_input_has_the_limits_of_a_prompt(let):
-    """Both texts of a pair together."""
-    long = json.dumps({"query": "x" * 1600, "documents": ["x", "x" * 1601]}).encode()
-    _, sent = let(Request(tensors(embedding_request=long)), tasks=("classify",), scores="classify")
-    assert "the prompt has 3201 characters" in sent[0].error.message
-    _, sent = let(Request(tensors(embedding_request=b'{"input": [[1], [50]]}')))
-    assert "token id 50 is not" in sent[0].error.message
 
 
 def test_a_sleeping_model_takes_operator_requests_only(let):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.request import contract
 
-CONFIG = Path(__file__).parents[4] / "model_repository" / "vllm" / "config.pbtxt"
 OFFICIAL_INPUTS = {
     "text_input", "image", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason",
     "return_cumulative_logprob", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens",
@@ -79,8 +77,3 @@ def test_a_server_that_does_not_complete_the_configuration_is_told_of():
     for field, named in (("input", "text_input"), ("output", "text_output"), ("model_transaction_policy", "decoupled")):
         with pytest.raises(ConfigError, match=f"{named}.*start tritonserver without --disable-auto-complete-config"):
             contract.require_completed({**whole, field: None})
-
-
-def test_the_checkouts_configuration_leaves_the_tensors_to_the_completion():
-    """A second list would have to be kept the same."""
-    assert "data_type" not in CONFIG.read_text("utf-8")

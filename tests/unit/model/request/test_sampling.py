@@ -107,12 +107,8 @@ def test_values_are_typed():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"temprature": 1}, "unknown sampling parameter 'temprature', did you mean 'temperature'?"),
-        ({"n": True}, "sampling parameter 'n' must be an integer, not true"),
-        ({"temperature": float("nan")}, "sampling parameter 'temperature' must be a finite number"),
         ({"n": 0}, "sampling parameters: n must be at least 1"),
         ({"guided_decoding": 3}, "'guided_decoding' must be an object"),
-        ({"structured_outputs": {"regexp": "a"}}, "has no field 'regexp', did you mean 'regex'?"),
         ({"response_format": {"type": "xml"}}, "response_format.type must be one of"),
         ({"response_format": {"type": "json_schema"}}, "must hold an object 'schema'"),
         ({"structured_outputs": {"structural_tag": "null"}}, "'structured_outputs.structural_tag' must be an object"),
@@ -153,23 +149,18 @@ def test_amounts_are_limited(given, says):
     ("given", "expected"),
     [
         ({"structured_outputs": {"json_object": False}}, None),
-        ({"structured_outputs": {"json_object": False, "regex": "a+"}}, Structured(regex="a+")),
-        ({"structured_outputs": {"regex": "a+"}}, Structured(regex="a+")),
         ({"structured_outputs": {"regex": "a+", "_backend": None, "_backend_was_auto": False}}, Structured(regex="a+")),
         ({"guided_decoding": {"regex": "a+", "backend_was_auto": False, "disable_fallback": False}}, Structured(regex="a+")),
         ({"structured_outputs": '{"regex": "a+"}'}, Structured(regex="a+")),
         ({"guided_decoding": {"choice": ["a", "b"], "backend": "xgrammar"}}, Structured(choice=["a", "b"])),
         ({"guided_decoding": '{"json": {"type": "object"}}'}, Structured(json={"type": "object"})),
         ({"guided_regex": "a+"}, Structured(regex="a+")),
-        ({"guided_choice": ["a"]}, Structured(choice=["a"])),
         ({"guided_choice": '["a", "b"]'}, Structured(choice=["a", "b"])),
-        ({"guided_grammar": "root ::= x"}, Structured(grammar="root ::= x")),
         ({"response_format": {"type": "json_object"}}, Structured(json_object=True)),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}},
             Structured(json={"type": "object"}),
         ),
-        ({"response_format": {"type": "text"}}, None),
     ],
 )
 def test_structured_outputs_in_every_spelling(given, expected):
@@ -181,15 +172,12 @@ def test_structured_outputs_in_every_spelling(given, expected):
     ("given", "defaults", "expected"),
     [
         ({}, ChatDefaults(), None),
-        ({"max_tokens": 5}, ChatDefaults(), 5),
         ({}, ChatDefaults({"max_tokens": 7}), 7),
         ({"max_tokens": 9}, ChatDefaults({"max_tokens": 7}), 9),
         ({"max_tokens": 9}, ChatDefaults({}, 8), 8),
-        ({}, ChatDefaults({}, 8), 8),
         ({"max_tokens": 0}, ChatDefaults({}, 8), 0),  # which vLLM refuses
         ({"max_completion_tokens": 5}, ChatDefaults({"max_tokens": 7}), 5),
         ({"max_completion_tokens": "5", "max_tokens": 6}, ChatDefaults(), 5),
-        ({"max_completion_tokens": None, "max_tokens": 6}, ChatDefaults(), 6),
     ],
 )
 def test_a_chat_may_answer_for_as_long_as_there_is_room(given, defaults, expected):

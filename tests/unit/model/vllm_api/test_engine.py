@@ -66,8 +66,6 @@ def test_what_came_before_attaching_comes_first(early):
 ONE, BOTH = ["r-1"], ["0_r-1", "1_r-1"]
 STATES = [
     ((1, ONE, {"r-1": True}), False),
-    ((1, ONE, {"r-1": False}), True),
-    ((2, BOTH, {"0_r-1": True, "1_r-1": True}), False),
     ((2, BOTH, {"0_r-1": True, "1_r-1": False}), True),
     ((2, BOTH[1:], {"1_r-1": True}), True),  # the other completion has finished
     ((1, ONE, {"other": True}), None),  # it has finished, and its output is on the way, or has an id that we cannot find
