@@ -36,7 +36,7 @@ workers=5  # on two cores: servers wait more than they work; a later -n0 gives o
 if [[ ${1:-} == --fast ]]; then
   shift
   workers=3  # unit tests wait less
-  set -- -m "not long" tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
+  set -- -m "not long" tests/unit tests/contract tests/hostile/test_admission.py tests/e2e/test_one_answer.py "$@"
 fi
 [[ $# -gt 0 && -f ${1%%::*} ]] && workers=0  # five would spend more time on their own start than on one file
 exec "$PYTHON" -B tests/support/own_place.py "$root" "$data" python -m pytest -o "cache_dir=$data/pytest" --numprocesses "$workers" "$@"
