@@ -48,19 +48,6 @@ def test_an_environment_without_its_interpreter_is_not_made(folder: Path, tmp_pa
     assert not bootstrap.is_made(folder, lock)
 
 
-@pytest.mark.parametrize("more", [[], ["ignored"]])
-def test_environment_takes_a_folder_and_a_lock(
-    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Further arguments are ignored; with too few, the usage is shown."""
-    made: list[Path] = []
-    monkeypatch.setattr(bootstrap, "ensure", lambda folder, lock, _: made.extend((folder, lock)))
-    assert bootstrap.main(["--environment", str(tmp_path / "e"), str(tmp_path / "l"), *more]) == 0
-    assert made == [tmp_path / "e", tmp_path / "l"]
-    assert bootstrap.main(["--environment", str(tmp_path)]) == 2
-    assert "usage: bootstrap.py --environment FOLDER LOCK" in capsys.readouterr().err
-
-
 def test_an_entry_of_a_lock_is_its_version_and_its_digests(tmp_path: Path) -> None:
     """Neither that of a package whose name begins or ends alike, nor what follows."""
     lock = tmp_path / "lock"

@@ -14,7 +14,6 @@ import pytest
 from support.build_stages import Stages, build_all
 from support.patience import wait_for
 from support.repositories import copied_checkout
-from support.small_build import small_lock
 from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.build import build
@@ -180,36 +179,6 @@ def test_of_both_the_checks_tell_first(
     stages.fails = ""
     build_all(workspace, request)
     assert stages.called.count("verify") == 1
-
-
-def test_the_checks_tell_before_a_standin_that_cannot_be_made(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pin that breaks torch breaks both, and only the checks name the package."""
-
-    def broken(*_arguments: Any) -> Path:
-        raise CommandError("Could not make the stand-in model.")
-
-    monkeypatch.setattr(module, "ensure_standin", broken)
-    stages.fails = "verify"
-    with pytest.raises(VllmEnvError, match=r"It failed\."):
-        build_all(workspace, request_)
-    stages.fails = ""
-    with pytest.raises(CommandError, match=r"Could not make the stand-in"):
-        build_all(workspace, request_)
-
-
-@pytest.mark.parametrize(("layout", "members"), [("archive", 3), ("directory", 0)])
-def test_it_is_verified_against_the_lock(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, layout: str, members: int
-) -> None:
-    """All that is installed, the stub's Python and release, and the archive's members."""
-    build_all(workspace, replace(request_, layout=LAYOUTS[layout]))
-    (expected,) = stages.expected
-    assert (expected.python, expected.release) == ("3.11", "24.10")
-    assert [packed.environment.members for packed in stages.verified] == [members]
-    assert expected.versions == small_lock().versions()
-    assert expected.complete
 
 
 def test_the_standins_answers_are_known_and_a_named_models_are_not(

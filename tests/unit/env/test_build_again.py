@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.build_stages import Stages, build_all
-from vllm_env.base.errors import VllmEnvError
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.sketch import BuildRequest
 
@@ -148,47 +147,3 @@ def test_what_was_edited_while_it_was_served_counts_as_not_served(
     stages.during = lambda: None
     build_all(workspace, request_)
     assert stages.called == _SERVED
-
-
-def test_a_small_tmp_does_not_matter_if_nothing_is_served(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answers are known. A new key means a build, which is refused before its first stage."""
-    request = replace(request_, layout=LAYOUTS["archive"])
-    build_all(workspace, request)
-    monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 10**18})
-    assert build_all(workspace, request).smoke
-    stages.called.clear()
-    stages.key = "another"
-    with pytest.raises(VllmEnvError, match="Triton's extraction for the smoke run"):
-        build_all(workspace, request)
-    assert stages.called == ["plan"]
-
-
-def test_only_what_is_served_here_is_kept_unpacked(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
-    """A machine that only builds would have 2 to 9 GB more for nothing."""
-    build_all(workspace, request_)
-    stages.key = "another"
-    build_all(workspace, replace(request_, smoke=False))
-    assert stages.kept == [True, False]
-
-
-@pytest.mark.parametrize(("smoke_model", "called"), [("", ["plan"]), ("own/model", ["plan", "smoke run"])])
-def test_what_stands_is_not_installed_again_for_its_smoke_run(
-    stages: Stages,
-    workspace: Workspace,
-    request_: BuildRequest,
-    capsys: pytest.CaptureFixture[str],
-    smoke_model: str,
-    called: list[str],
-) -> None:
-    """As in a container, whose cache is gone: only the stand-in needs an interpreter of the environment."""
-    build_all(workspace, replace(request_, smoke=False))
-    stages.called.clear()
-    stages.cached = False
-    again = build_all(workspace, replace(request_, smoke_model=smoke_model))
-    assert (stages.called, again.rebuilt) == (called, False)
-    assert ("no smoke run" in capsys.readouterr().err) is (again.smoke is None)
-    stages.called.clear()
-    assert build_all(workspace, replace(request_, smoke_model=smoke_model, smoke_again=True)).smoke
-    assert stages.called == (called if smoke_model else _SERVED)

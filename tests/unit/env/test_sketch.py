@@ -135,19 +135,6 @@ def test_a_container_of_the_release_is_taken_and_another_refused(
             make_sketch(workspace, replace(other, triton_root=root))
 
 
-def test_a_model_of_the_official_backend_is_refused(
-    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What would be placed beside its configuration would not be served; the message names adopt."""
-    model = planned.model_folder
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text('backend: "vllm"')
-    (model / "1" / "model.json").write_text("{}")
-    with pytest.raises(VllmEnvError, match='names the backend "vllm"') as caught:
-        make_sketch(workspace, planned)
-    assert "adopt" in caught.value.remedy
-
-
 def test_a_count_that_cannot_be_written_is_refused(
     workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,16 +145,6 @@ def test_a_count_that_cannot_be_written_is_refused(
     with pytest.raises(VllmEnvError, match="has 2 instance groups"):
         make_sketch(workspace, replace(planned, count=2))
     assert config.read_text() == text
-
-
-def test_a_repository_that_cannot_be_written_is_refused_first(
-    workspace: Workspace, planned: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before a Triton is even looked for."""
-    monkeypatch.setattr(module, "find_triton", lambda *_: pytest.fail("a Triton is looked for"))
-    (tmp_path / "file").touch()
-    with pytest.raises(VllmEnvError, match="is not a folder"):
-        make_sketch(workspace, replace(planned, repository=tmp_path / "file"))
 
 
 def test_a_stub_that_is_missing_is_told_before_the_lock(workspace: Workspace, planned: BuildRequest) -> None:
@@ -227,15 +204,6 @@ def test_space_for_tritons_extraction_is_asked_for_first(
         make_sketch(workspace, replace(planned, layout=LAYOUTS["archive"], smoke=smoke, warm=warm))
     assert "--layout parts" in caught.value.remedy
     assert "--no-smoke-run" in caught.value.remedy
-
-
-@pytest.mark.parametrize(("smoke", "layout"), [(True, "directory"), (True, "parts"), (False, "archive")])
-def test_nothing_is_extracted_here_without_a_server_or_an_archive(
-    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, layout: str
-) -> None:
-    """So no space is asked for."""
-    monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 10**18})
-    make_sketch(workspace, replace(planned, smoke=smoke, layout=LAYOUTS[layout]))
 
 
 def test_a_name_that_triton_mistakes_is_refused(workspace: Workspace, planned: BuildRequest, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +20,6 @@ from vllm_env.base.filesystem import (
     require_space,
     write_whole,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _LINE = b"%d 1 8:1 /root %s rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
 
@@ -81,15 +77,6 @@ def _mounted(folder: Path, monkeypatch: pytest.MonkeyPatch, *points: object) -> 
     lines = [_LINE % (number, point.replace(b"\t", rb"\011")) for number, point in enumerate([b"/", *escaped])]
     (folder / "mountinfo").write_bytes(b"".join(lines))
     monkeypatch.setattr(filesystem, "_MOUNTINFO", folder / "mountinfo")
-
-
-def test_mount_points_at_and_below_a_folder_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither those above it nor those of a folder whose name begins alike."""
-    model = tmp_path / "vllm"
-    _mounted(tmp_path, monkeypatch, tmp_path, model, model / "1" / "weights", tmp_path / "vllm_2", model / "file")
-    assert mounts_in(model) == [model, model / "1" / "weights", model / "file"]
-    assert mounts_in(model / "1") == [model / "1" / "weights"]
-    assert mounts_in(model / "adapters") == []
 
 
 @pytest.mark.parametrize("name", ["my weights", "tab\there", "back\\slash", "zwölf", "\\040", b"caf\xe9"])

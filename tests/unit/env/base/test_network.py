@@ -15,10 +15,9 @@ import pytest
 from vllm_env.base import network as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.network import Network, NetworkError, PipConfig
-from vllm_env.base.process import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
 CLOSED = "http://127.0.0.1:9"  # the discard port, on which nothing listens
 
@@ -68,30 +67,6 @@ def test_offline_refuses_every_way_by_name(tmp_path: Path) -> None:
     assert not offline.answers(CLOSED)
 
 
-@pytest.fixture
-def sources_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Network], list[str]]:
-    """What uv is started with after its own arguments, by the way to the network."""
-    monkeypatch.setattr("vllm_env.base.network.run", lambda argv, **_: "\n".join(map(str, argv)))
-    return lambda network: network.uv(["lock"], "resolve", torch_backend="cpu").splitlines()[2:]
-
-
-def test_offline_uv_is_told_so() -> None:
-    """uv may use its cache and folders, so it runs, with its own --offline."""
-    with pytest.raises(CommandError, match="resolve something") as caught:
-        Network(offline=True).uv(["pip", "compile", "--quiet", "/dev/null", "--no-such-option"], "resolve something")
-    assert "--no-such-option" in caught.value.tail
-
-
-def test_a_wheelhouse_is_the_only_source(tmp_path: Path, sources_of: Callable[[Network], list[str]]) -> None:
-    """With --wheelhouse no index and no configured folder is asked, and no mirror of PyTorch's index either."""
-    pip = PipConfig("https://index.test/simple", find_links=("/wheels",))
-    sources = sources_of(Network(pip, wheelhouse=tmp_path, torch_index="https://mirror.test/cpu"))
-    assert sources == ["--offline", "--no-index", "--find-links", str(tmp_path)]
-    assert {"https://index.test/simple", "https://mirror.test/cpu"} <= {
-        *sources_of(Network(pip, torch_index="https://mirror.test/cpu"))
-    }
-
-
 @pytest.mark.parametrize(
     ("network", "ends"),
     [
@@ -108,20 +83,6 @@ def test_another_build_of_torch_is_not_taken_from_the_registries(
     monkeypatch.setattr(module, "run", lambda argv, **_: commands.append([str(a) for a in argv]) or "")
     network.uv(["lock"], "resolve", torch_backend="cu129", is_torch_elsewhere=True)
     assert [command[-2:] for command in commands] == [ends]
-
-
-def test_a_host_that_does_not_answer_is_a_network_failure(tmp_path: Path) -> None:
-    """Not "no solution": uv's words for a refused connection are recognised, and the remedy speaks of the network."""
-    (tmp_path / "in.txt").write_text("six\n")
-    closed = Network(PipConfig(index_url=f"{CLOSED}/simple"))
-    with pytest.raises(NetworkError, match="Could not resolve something: the network failed") as caught:
-        closed.uv(
-            ["pip", "compile", "--quiet", "--no-cache", "--output-file", tmp_path / "out.txt", tmp_path / "in.txt"],
-            "resolve something",
-            env={"UV_HTTP_RETRIES": "0"},
-        )
-    assert caught.value.cause == "No connection."
-    assert "HTTPS_PROXY" in caught.value.remedy
 
 
 def test_a_program_that_fails_for_another_reason_is_no_network_failure() -> None:
@@ -212,33 +173,6 @@ def test_a_mirror_stands_in_for_pytorchs_index(server: str, tmp_path: Path) -> N
     assert "torch==9.9.9+cpu" in _resolve_torch(Network(pip, torch_index=server), tmp_path)
 
 
-def test_pytorchs_own_index_is_asked_after_the_users_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only when they lack the build, with uv's --torch-backend; if that fails too, the first error is told."""
-    commands: list[list[str]] = []
-    real = run
-
-    def recorded(argv: Sequence[object], **options: object) -> str:
-        commands.append([str(a) for a in argv])
-        if "--torch-backend" in commands[-1]:
-            raise CommandError("the second failure")
-        return real(argv, **options)
-
-    monkeypatch.setattr(module, "run", recorded)
-    (tmp_path / "empty").mkdir()
-    pip = PipConfig(no_index=True, find_links=(str(tmp_path / "empty"),))
-    with pytest.raises(CommandError, match="Could not resolve torch"):
-        _resolve_torch(Network(pip), tmp_path)
-    assert [c[-2:] == ["--torch-backend", "cpu"] for c in commands] == [False, True]
-    commands.clear()
-    with pytest.raises(CommandError):
-        _resolve_torch(Network(pip, wheelhouse=tmp_path / "empty"), tmp_path)
-    assert len(commands) == 1
-    _torch_wheel(tmp_path / "empty")
-    commands.clear()
-    assert "torch==9.9.9+cpu" in _resolve_torch(Network(pip), tmp_path)
-    assert len(commands) == 1
-
-
 def _wheel(folder: Path, name: str, version: str) -> None:
     """The smallest wheel."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -260,12 +194,8 @@ def _resolve_tool(network: Network, folder: Path) -> str:
     ("name", "value"),
     [
         ("UV_CONSTRAINT", "older.txt"),
-        ("UV_OVERRIDE", "older.txt"),
-        ("UV_EXCLUDE", "older.txt"),
         ("UV_CONFIG_FILE", "uv.toml"),
-        ("UV_PRERELEASE", "allow"),
         ("UV_RESOLUTION", "lowest"),
-        ("UV_PYTHON", "/no/such/python"),
     ],
 )
 def test_no_setting_of_uv_changes_what_is_resolved(

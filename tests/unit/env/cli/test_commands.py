@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ import pytest
 
 from vllm_env.base.cache import Cache
 from vllm_env.cli.main import main
-from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.serve.leftovers import Abandoned
 
 if TYPE_CHECKING:
@@ -157,14 +155,3 @@ def test_cleaning_frees_environments_that_no_server_uses(tmp_path: Path, capsys:
         assert (tmp_path / "unpacked" / unused).is_dir()
         assert _run("clean", "--quiet") == 0
     assert sorted(p.name for p in (tmp_path / "unpacked").iterdir() if p.is_dir()) == [used]
-
-
-def test_inspect_names_the_parts(model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> None:
-    """How many, their size together, and the size of the unpacked environment; verify looks at each."""
-    parts = tuple(EnvironmentRecord(f"vllm_env.parts/{n:03}.tar.gz", "0" * 64, 10**6, 1, 1) for n in range(3))
-    archive = replace(manifest.named, unpacked=8_400_000_000)
-    (model / "vllm_env.json").write_text(replace(manifest, layout="parts", environment=(archive, *parts)).to_json())
-    assert _run("inspect", "--model-repository", model.parent) == 0
-    assert "parts          3, 3 MB\nunpacked       8.4 GB\n" in capsys.readouterr().out
-    assert _run("verify", "--model-repository", model.parent) == 1
-    assert "000.tar.gz is missing" in capsys.readouterr().err

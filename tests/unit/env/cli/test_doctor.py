@@ -68,7 +68,6 @@ def test_a_taken_port_is_found():
     [
         ((1000, 65536), "warning", "ulimit -n 4096: each"),
         ((1000, 2000), "warning", "docker run --ulimit nofile=4096, or as root ulimit -n 4096"),
-        ((1000, resource.RLIM_INFINITY), "warning", "ulimit -n 4096: each"),
         ((4096, 4096), "ok", ""),
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "ok", ""),
     ],
@@ -146,9 +145,7 @@ def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> doctor.F
             "NVIDIA H200, 143771 MiB, driver 580",
         ),
         ("Tesla V100, 580.95.05, 7.0, 16384 MiB", "problem", "begin with 7.5"),
-        ("NVIDIA B300, 580.95.05, 10.3, 16384 MiB", "ok", "10.3"),
         ("NVIDIA H200, 580.95.05, [N/A], 143771 MiB", "problem", "compute capability [N/A]"),
-        ("NVIDIA H200, [N/A], 9.0, 143771 MiB", "problem", "driver [N/A]"),
         ("", "problem", "names no GPU; it says: nothing"),
         ("No devices were found", "problem", "names no GPU; it says: No devices were found"),
     ],

@@ -6,16 +6,12 @@ import dataclasses
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from support.small_fixtures import copy_slim
-from vllm_env.base.filesystem import file_sha256
-from vllm_env.base.workspace import CHECKOUT
 from vllm_env.layout.archive import _explained
 from vllm_env.layout.tar import contents_of, write_archive
 from vllm_env.prefix.relocate import make_relocatable, site_packages
@@ -77,14 +73,6 @@ def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypa
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         digests.append(write_archive(contents_of(prefix), tmp_path / f"{len(cores)}.tar.gz"))
     assert digests[0] == digests[1]
-
-
-def test_a_prefix_can_be_packed_by_itself(prefix: Path, packed: Packed, tmp_path: Path) -> None:
-    """``python -m vllm_env.layout`` writes what a build would, and prints its digest: the benchmarks measure it."""
-    command: list[str | Path] = [sys.executable, "-m", "vllm_env.layout", prefix, tmp_path / "own.tar.gz"]
-    printed = subprocess.check_output(command, text=True, env={"PYTHONPATH": str(CHECKOUT / "env")})
-    assert printed == f"{packed.digest}\n"
-    assert file_sha256(tmp_path / "own.tar.gz") == packed.digest
 
 
 @pytest.mark.parametrize(

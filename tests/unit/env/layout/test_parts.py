@@ -100,14 +100,6 @@ def test_an_import_has_the_parts_unpacked_and_no_other_start_does(made: Packed, 
     assert str(tmp_path / "place") in done.stdout
 
 
-def test_the_key_follows_the_layout_and_the_code_that_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts are no archive, and other code that unpacks them makes others."""
-    assert len({layout.key("a") for layout in LAYOUTS.values()}) == len(LAYOUTS)
-    before = LAYOUT.key("a")
-    monkeypatch.setattr(parts, "file_sha256", lambda _: "another")
-    assert LAYOUT.key("a") != before
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only folder for unpacked environments."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from packaging.pylock import Package, PackageArchive, PackageWheel
+from packaging.pylock import Package, PackageWheel
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -39,12 +37,6 @@ def test_a_wheel_fits_by_its_python_its_platform_and_the_c_library(platform: str
     assert bool(tags & set(_tags("3.11", glibc=35))) is fits
 
 
-def test_the_newest_platform_is_preferred() -> None:
-    """As pip does it."""
-    names = [tag.platform for tag in _tags("3.11", glibc=28) if tag.interpreter == "cp311" and tag.abi == "cp311"]
-    assert names[:2] == ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64"]
-
-
 @pytest.mark.parametrize(("version", "index"), [("2.13.0+cpu", "pytorch"), ("2.13.0", "")])
 def test_a_local_version_is_on_pytorchs_own_index_only(spec: Spec, version: str, index: str) -> None:
     """Wherever this machine has it from: the lock is for others too."""
@@ -63,20 +55,3 @@ def test_a_torchvision_for_another_cuda_version_is_refused() -> None:
         _check_variant(load_spec("cuda", Overrides(torch_backend="cu129")), versions)
     _check_variant(load_spec("cuda", Overrides(torch_backend="cu129")), {**versions, "torchvision": "0.29.0+cu129"})
     _check_variant(load_spec("cuda", Overrides()), versions)
-
-
-def test_a_wheel_of_a_url_keeps_the_place(spec: Spec) -> None:
-    """No index has it; the version is the one in its file's name."""
-    archive = PackageArchive(url="https://files.test/demo-1.2%2Bx-py3-none-any.whl", size=9, hashes={"sha256": "2" * 64})
-    locked = _locked(Package(name=canonicalize_name("demo"), archive=archive), archive, _PINNED, spec)
-    assert (locked.version, locked.file, locked.url, locked.size) == ("1.2+x", "demo-1.2+x-py3-none-any.whl", archive.url, 9)
-
-
-def test_the_pinned_wheel_is_read_where_it_lies(spec: Spec, tmp_path: Path) -> None:
-    """Its digest and size come from the file, not from what uv wrote."""
-    wheel = tmp_path / "vllm-0.99.0-py3-none-any.whl"
-    wheel.write_bytes(b"wheel")
-    archive = PackageArchive(path=str(wheel), hashes={"sha256": ""})
-    pinned = PinnedVllm(f"vllm @ {wheel.as_uri()}", origin="wheel", wheel=wheel)
-    locked = _locked(Package(name=canonicalize_name("vllm"), archive=archive), archive, pinned, spec)
-    assert (locked.url, locked.size, len(locked.sha256)) == (wheel.as_uri(), 5, 64)

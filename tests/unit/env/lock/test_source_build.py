@@ -38,10 +38,6 @@ def _key(profile: str = "cuda", python: str = "3.12", identity: str = "tree") ->
     "name",
     [
         "VLLM_USE_PRECOMPILED",
-        "VLLM_PRECOMPILED_WHEEL_VARIANT",
-        "VLLM_PRECOMPILED_WHEEL_COMMIT",
-        "VLLM_TARGET_DEVICE",
-        "VLLM_VERSION_OVERRIDE",
         "VLLM_A_FORKS_OWN",
         "TORCH_CUDA_ARCH_LIST",
         "CUDA_HOME",
@@ -118,7 +114,6 @@ def test_offline_a_build_fetches_no_precompiled_wheel(location: str, tmp_path: P
     ("line", "cause", "remedy"),
     [
         ("RuntimeError: CUDA_HOME is not set", "no working nvcc", "VLLM_USE_PRECOMPILED=1"),
-        ("  No CMAKE_CUDA_COMPILER could be found.", "no working nvcc", _LOCATION),
         ("No such file or directory: '/usr/local/cuda/bin/nvcc'", "no working nvcc", "VLLM_PRECOMPILED_WHEEL_COMMIT"),
         ("  No CMAKE_CXX_COMPILER could be found.", "no working C++ compiler", "apt-get install g++"),
         ("LookupError: setuptools-scm was unable to detect version for /x.", "finds no version", "VLLM_VERSION_OVERRIDE"),

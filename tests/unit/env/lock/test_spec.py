@@ -70,7 +70,6 @@ def test_missing_profile_names_those_that_there_are(tmp_path: Path) -> None:
     [
         ("vllm = 0.32", "must be a string"),
         ('requirements = "ray"', "list of strings"),
-        ("drop = [1]", "list of strings"),
         ('requirements = ["a b c"]', "not a requirement"),
         ('overrides = ["=="]', "not a requirement"),
         ('drop = ["torch vision"]', "not a distribution's name"),

@@ -77,17 +77,13 @@ _PARAMETER = 'parameters: { key: "EXECUTION_ENV_PATH" value: { string_value: "%s
     [
         (CHECKOUT / "model_repository/vllm/config.pbtxt").read_text(),
         _PARAMETER % _PATH,
-        _PARAMETER % "/elsewhere/vllm_env.tar.gz",
         _PARAMETER % "/first/x" + "\n" + _PARAMETER % _PATH,  # of a repeated key the last one counts
-        "# " + _PARAMETER % "/commented/x" + "\n" + _PARAMETER % _PATH,
         _PARAMETER % _PATH + "\n  # " + _PARAMETER % "/commented/x",
         f"parameters {{ key: 'EXECUTION_ENV_PATH', value <string_value: '{_PATH}'> }}",
         'parameters [{ key: "A" value { string_value: "a" } }, { key: "EXECUTION_ENV_PATH"; value { string_value: "/b/c" } }]',
         'parameters {\n  key: "EXECUTION_ENV_PATH"\n  value: {\n    string_value: "/spaced out/c"\n  }\n}\n',
-        'name: "vllm"\nbackend: "python"\n',
         "parameters:{key:'EXECUTION_ENV_PATH',value:{string_value:'/b/c'}}",
         'parameters < key: "EXECUTION_ENV_PATH"; value: < string_value: "/b/c"; >; >',
-        'parameters { value { string_value: "/b/c" } key: "EXECUTION_ENV_PATH" }',
         'parameters { key: "EXECUTION_ENV_PATH" # { key: "x"\nvalue { string_value: # "/x/c"\n"/b/c" } }',
         'parameters { key: "EXECUTION_" "ENV_PATH" value { string_value: "/b" # more\n\'/c\' } }',
         r"""parameters { key: "EXECUTION_ENV\137PATH" value { string_value: "/\x61\'\"\303\244/c" } }""",

@@ -139,12 +139,6 @@ def test_a_variable_of_the_users_wins(prefix: Path) -> None:
     assert _environ(prefix, TORCHINDUCTOR_CACHE_DIR="/own")["TORCHINDUCTOR_CACHE_DIR"] == "/own"
 
 
-def test_the_hook_runs_before_the_packages_own(prefix: Path) -> None:
-    """.pth files run in the order of their names; packages' ones already need UTF-8."""
-    names = sorted(p.name for p in site_packages(prefix).glob("*.pth"))
-    assert names[0] == "00_vllm_env.pth"
-
-
 @pytest.mark.parametrize("how", ["spawned", "forked"])
 def test_engine_processes_end_with_their_owner(prefix: Path, how: str) -> None:
     """The stub is killed with SIGKILL: the processes that name it as owner end within seconds, forked ones too."""

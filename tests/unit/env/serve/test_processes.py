@@ -105,17 +105,6 @@ def test_zombies_and_this_process_are_no_members(start: Start) -> None:
     assert os.getpid() not in {process.pid for process in members(os.getsid(0), "no such marker", [psutil.Process()])}
 
 
-def test_a_later_process_with_the_same_id_is_another(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids are used again: what was noted of a dead process must not hit the one that has its number now."""
-    now = start(_SLEEP)
-    before = psutil.Process(now.pid)
-    monkeypatch.setattr(before, "_ident", (now.pid, 1.0))  # as if it had begun in 1970
-    assert not is_alive(before)
-    assert members(_NOBODY, "no such marker", [before]) == []
-    end([before], grace=0)
-    assert is_alive(now)
-
-
 def test_traces_are_found_while_the_processes_live(start: Start) -> None:
     """An extracted environment by a library that is mapped, and shared memory by a variable or an argument."""
     folder = Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"))

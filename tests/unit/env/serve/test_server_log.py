@@ -10,19 +10,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_error_lines_are_told_from_the_rest(tmp_path: Path) -> None:
-    """glog errors and exceptions are kept in order; running messages and what every CPU machine logs are not."""
-    log = tmp_path / "log"
-    log.write_text(
-        'E1120 10:00:00.0 1 server.cc:241] "CudaDriverHelper has not been initialized."\n'
-        "I1120 10:00:00.0 1 model_lifecycle.cc:472] loading: vllm:1\n"
-        'E1120 10:00:01.0 1 backend_model.cc:692] "ERROR: Failed to create instance"\n'
-        "ValueError: no such model\n"
-        "Error: Failed to initialize NVML\n"
-    )
-    assert [line.split()[0] for line in telling_lines(log).splitlines()] == ["E1120", "ValueError:"]
-
-
 def test_the_reason_of_a_failed_load_is_told_once(tmp_path: Path) -> None:
     """Of the last load, in one line, whichever way a release writes it; other lines are kept if the model did not say it."""
     log = tmp_path / "log"

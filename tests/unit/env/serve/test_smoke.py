@@ -123,17 +123,6 @@ def test_failed_client_fails_with_what_it_printed(workspace: Workspace, request_
     assert "PASS" in failed.value.tail
 
 
-def test_server_that_does_not_load_leaves_nothing(
-    workspace: Workspace, request_: SmokeRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reason is the last line of the report, and the copy is gone."""
-    monkeypatch.setenv("FAKE_TRITON", "broken")
-    with pytest.raises(CommandError) as failed:
-        smoke_run(workspace, request_)
-    assert failed.value.lines()[-1] == '  why: model.json: "model" is missing'
-    assert list(workspace.cache.path("build").iterdir()) == []
-
-
 def test_archive_is_named_by_its_path_and_the_stub_stays_executable(model: Path, tmp_path: Path) -> None:
     """A gigabyte is not copied, and not linked: a server of the original would take a new ctime for a changed model."""
     copy = tmp_path / "copy" / "vllm"
@@ -145,13 +134,6 @@ def test_archive_is_named_by_its_path_and_the_stub_stays_executable(model: Path,
     assert os.access(copy / "triton_python_backend_stub", os.X_OK)
     assert not (copy / "vllm_engine_args.json").exists()
     assert (copy / "1" / "model.py").is_file()
-
-
-def test_any_byte_in_a_comment_is_copied(model: Path, tmp_path: Path) -> None:
-    """Triton takes it, for example a letter in Latin-1."""
-    (model / "config.pbtxt").write_bytes(b"# caf\xe9\n" + CONFIG.format("vllm_env").encode())
-    copy_model(model, tmp_path / "copy")
-    assert (tmp_path / "copy" / "config.pbtxt").read_bytes().startswith(b"# caf\xe9\n")
 
 
 def test_what_triton_mistakes_is_served_by_links(

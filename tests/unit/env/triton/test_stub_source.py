@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.git_organisation import make_organisation
-from support.listener import Listener
-from support.small_fixtures import workspace_in
 from vllm_env.base.cache import Cache
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.network import Network
-from vllm_env.base.report import reporting_to
 from vllm_env.base.workspace import Workspace
-from vllm_env.triton.root import STUB_NAME, TritonRoot, rules_of
+from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.triton.stub_source import (
     DEFAULT_GIT_URL,
     StubOptions,
@@ -35,7 +32,7 @@ from vllm_env.triton.stub_source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Build = Callable[[StubOptions], Path]
 
@@ -76,14 +73,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> StubOptions:
 
 
 @pytest.fixture
-def console() -> Iterator[Listener]:
-    """What hears the reports of a test."""
-    console = Listener()
-    with reporting_to(console):
-        yield console
-
-
-@pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     """An empty cache, and git may be asked."""
     return Workspace(Cache(tmp_path / "cache"), Network())
@@ -114,18 +103,6 @@ def _definitions(tools: Path) -> dict[str, str]:
     arguments = _noted(tools, "configure")["arguments"]
     pairs = (a.removeprefix("-D").partition("=") for a in arguments if a.startswith("-D"))
     return {name: value for name, _, value in pairs}
-
-
-def test_mirrors_come_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a variable it is the public organisation; an empty one is as none, a slash at the end does not count."""
-    monkeypatch.delenv("TRITON_GIT_URL", raising=False)
-    monkeypatch.delenv("TRITON_BOOST_URL", raising=False)
-    assert StubOptions.of() == StubOptions(DEFAULT_GIT_URL, "")
-    monkeypatch.setenv("TRITON_GIT_URL", "")
-    assert StubOptions.of().git_url == DEFAULT_GIT_URL
-    monkeypatch.setenv("TRITON_GIT_URL", "https://git.example/triton/")
-    monkeypatch.setenv("TRITON_BOOST_URL", "https://mirror.example/boost.tar.gz")
-    assert StubOptions.of() == StubOptions("https://git.example/triton", "https://mirror.example/boost.tar.gz")
 
 
 def test_the_boost_address_of_older_releases_is_replaced() -> None:
@@ -189,18 +166,6 @@ def test_any_compiler_will_do(
     compiler.with_name("my-c++").rename(compiler)
     with pytest.raises(VllmEnvError, match="compiler is missing"):
         check_buildable(workspace, "24.10", _PYTHON, options)
-
-
-def test_what_the_cache_has_need_not_be_buildable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a program nor a network is asked for; a folder without the stub in it is none."""
-    offline, options = workspace_in(tmp_path / "cache"), StubOptions(str(tmp_path / "nowhere"))
-    monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
-    cached = offline.cache.path("stubs", source_key("24.10", _PYTHON, options), STUB_NAME)
-    cached.parent.mkdir(parents=True)
-    with pytest.raises(VllmEnvError, match="git is missing"):
-        check_buildable(offline, "24.10", _PYTHON, options)
-    cached.touch()
-    check_buildable(offline, "24.10", _PYTHON, options)
 
 
 def test_finds_the_branch_or_a_tag_of_the_release(options: StubOptions, workspace: Workspace, tmp_path: Path) -> None:

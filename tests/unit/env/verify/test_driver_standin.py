@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.elf_files import make_library, make_program, soname_of
+from support.elf_files import make_library, soname_of
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.prefix.relocate import COMPILER
 from vllm_env.verify.driver_standin import driver_functions, write_driver_standin
@@ -65,14 +65,6 @@ def test_it_is_an_ordinary_library(environment: Path, tmp_path: Path) -> None:
     segments = subprocess.check_output(["readelf", "-lW", library], text=True)
     assert "RWE" not in segments
     assert "GNU_STACK" in segments
-
-
-def test_a_program_that_names_it_starts(environment: Path, tmp_path: Path) -> None:
-    """It is loaded at a program's start as well, by its soname in LD_LIBRARY_PATH."""
-    driver = make_library(tmp_path / "linker", "libcuda.so.1", symbol="cuInit")
-    program = make_program(tmp_path / "program", (driver,), body="int cuInit(); return cuInit();")
-    write_driver_standin(environment, tmp_path)
-    assert subprocess.run([program], env={"LD_LIBRARY_PATH": str(tmp_path)}, check=False).returncode == _NO_DEVICE
 
 
 def test_the_environments_own_compiler_is_taken_first(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
