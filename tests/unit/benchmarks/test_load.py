@@ -79,28 +79,3 @@ async def test_a_conversation_carries_what_was_said() -> None:
     assert prompts[1].startswith(f"{prompts[0]} w4 w5 w6 w7 w")
     assert prompts[2].startswith(f"{prompts[1]} w4")
     assert not prompts[3].startswith(prompts[0])
-
-
-async def test_the_open_loop_does_not_wait_for_answers() -> None:
-    """Requests start while the first one is unanswered; what waits for a free client counts from when it was due."""
-    from harness.load import run_load
-
-    held = asyncio.Event()
-
-    async def hold(number: int) -> None:
-        await (held.wait() if number == 1 else asyncio.sleep(0))
-        if number == 8:
-            held.set()
-
-    clients = [Echo() for _ in range(2)]
-    counted = iter(range(1, 100))
-    for client in clients:
-        client._before = lambda _: hold(next(counted))
-    found = await run_load(clients, load(requests=8, rate=400.0))
-    assert (found.completed, found.unfinished) == (8, 0)
-    assert sorted(len(client.asked) for client in clients) == [1, 7]
-
-    alone = Echo(before=lambda _: asyncio.sleep(0.05))
-    late = await run_load([alone], load(requests=6, rate=10_000.0))
-    assert late.sent_late_p99 > 0.15
-    assert late.ttft_p99 > late.sent_late_p99

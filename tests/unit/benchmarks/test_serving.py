@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,36 +73,6 @@ def test_the_table_has_medians_with_their_ranges() -> None:
     assert "unfinished" not in head
 
 
-def test_shares_are_of_the_slowest_targets_capacity(serving: Any) -> None:
-    """With the most in flight, whichever is slower: above its capacity one target's queue would only grow."""
-    rounds = [
-        round_of(cell(in_flight), target, n, request_throughput=speed + n)
-        for in_flight, speeds in ((8, (10.0, 20.0)), (128, (40.0, 30.0)))
-        for target, speed in zip(("openai", "triton"), speeds, strict=True)
-        for n in range(3)
-    ]
-    rounds.append(round_of(replace(cell(128), stream=False), "openai", 0, request_throughput=1.0))
-    notes: list[str] = []
-    found = serving.open_cells(options("--in-flight", "8", "128", "--shares", "0.5", "0.8", "--rates", "20"), rounds, notes)
-    assert [each.rate for each in found] == pytest.approx([15.5, 20, 24.8])
-    assert all(each.stream and each.in_flight == 512 for each in found)
-    assert "31 requests/s, the slowest's (triton)" in notes[0]
-
-
-def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
-    """With what to do about it."""
-    for arguments in (
-        ["--shares", "0.5", "--modes", "whole"],
-        ["--shares", "0.5", "--in-flight"],
-        ["--rates", "5", "--workload", "multi-turn"],
-        ["--targets", "nobody"],
-        ["--targets", "port", "openai"],
-    ):
-        with pytest.raises(SystemExit):
-            options(*arguments)
-    assert options().seconds == 60
-
-
 def test_a_report_replaces_none(tmp_path: Path) -> None:
     """Runs of one minute and commit have names of their own; each has its row, with its commit and command."""
     from harness import results
@@ -116,21 +84,6 @@ def test_a_report_replaces_none(tmp_path: Path) -> None:
     rows = (out.parent / "runs.md").read_text().splitlines()
     assert len(rows) == 2 + 3
     assert all(f"[{stem.name}]({stem.name}.md) | {about}" in row for stem, row in zip(stems, rows[2:], strict=True))
-
-
-def test_a_report_is_written(tmp_path: Path) -> None:
-    """Closed and open loops of one run in one report, with a table each."""
-    from harness import report
-    from harness.machine import Machine
-
-    rounds = [round_of(each, target, 0) for each in (cell(), cell(512, rate=12.5)) for target in ("openai", "triton")]
-    report.write(tmp_path / "run", "Serving", Machine(*["-"] * 10), ["command: x"], rounds)
-    text = (tmp_path / "run.md").read_text()
-    assert "## streaming, open loop, 12.5 requests/s, 32 + 64 tokens" in text
-    assert "## streaming, 8 in flight, 32 + 64 tokens" in text
-    assert text.count("| triton |") == 2
-    written = json.loads((tmp_path / "run.json").read_text())["rounds"]
-    assert [entry["memory_bytes"] for entry in written] == [{"server": 1e9, "stub": 0.5e9}] * 4
 
 
 def test_the_pages_name_every_figure() -> None:
