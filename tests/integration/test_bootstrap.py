@@ -94,12 +94,6 @@ def test_another_shell_starts_bash(place: Place) -> None:
     assert subprocess.check_output(argv, cwd=place.root, env=place.env, text=True).startswith("vllm-env ")
 
 
-def test_the_parser_needs_the_standard_library_alone(place: Place) -> None:
-    """An interpreter without site-packages prints the help."""
-    argv: list[str | Path] = [sys.executable, "-SEsB", place.root / "env/bootstrap.py", "--help"]
-    assert "--help-all" in subprocess.check_output(argv, text=True)
-
-
 def test_another_architecture_is_refused_before_anything_is_made(place: Place) -> None:
     """In one sentence."""
     code, _, err = place.run(before=("setarch", "i686"))
@@ -120,14 +114,6 @@ def test_it_becomes_the_packager_and_makes_its_tools_once(place: Place) -> None:
     assert place.run() == (0, f'["1.0", "{folder}", [], null]\n', "")
     place.lock("2.0")
     assert place.run("--quiet")[1:] == (f'["2.0", "{place.environments()[0]}", ["--quiet"], null]\n', "")
-
-
-def test_a_dry_run_leaves_no_bytecode(place: Place) -> None:
-    """It writes nothing in the checkout but its tools."""
-    assert place.run("--dry-run")[0] == 0
-    assert [path for path in place.root.rglob("__pycache__") if not path.is_relative_to(place.tools)] == []
-    assert place.run()[0] == 0
-    assert [path for path in place.root.rglob("__pycache__") if not path.is_relative_to(place.tools)] != []
 
 
 def test_pips_configuration_of_the_interpreter_counts(place: Place) -> None:
@@ -297,19 +283,6 @@ def test_what_a_killed_run_left_is_made_again(place: Place) -> None:
     code, out, err = place.run()
     assert (code, out[:6], err[:5]) == (0, '["1.0"', "tools")
     assert len(place.environments()) == 1
-
-
-def test_a_folder_in_place_of_a_stamp_counts_as_none(place: Place) -> None:
-    """The environment is made again; another interpreter's stays."""
-    assert place.run()[0] == 0
-    (own,) = place.environments()
-    for folder in (own, place.tools / "venv-other"):
-        (folder / ".stamp").unlink(missing_ok=True)
-        (folder / ".stamp").mkdir(parents=True)
-    code, out, err = place.run()
-    assert (code, out[:6], err[:5]) == (0, '["1.0"', "tools")
-    assert (own / ".stamp").is_file()
-    assert (place.tools / "venv-other/.stamp").is_dir()
 
 
 def test_outdated_tools_go_unless_somebody_runs_in_them(place: Place) -> None:

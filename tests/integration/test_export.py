@@ -197,6 +197,7 @@ def test_a_large_file_takes_little_memory(bare_prefix: Path, disk_folder: Path) 
     assert usage.ru_maxrss < _LIMIT_KB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
 def test_another_python_on_one_core_exports_the_same_image(
     models: Path, digests: dict[str, str], version: str, disk_folder: Path

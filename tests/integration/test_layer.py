@@ -78,14 +78,6 @@ def test_a_package_that_is_not_the_locks_is_refused(
     assert not (tmp_path / "env" / "bin").exists()
 
 
-def test_files_of_the_current_folder_are_not_imported(channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker searches the packager's own folder in its place."""
-    (tmp_path / "json.py").write_text("raise SystemExit('the json of the current folder')\n")
-    monkeypatch.chdir(tmp_path)
-    copy_layer(channel.workspace, channel.layer, tmp_path / "house")
-    assert (tmp_path / "house/conda/linux-64/repodata.json").is_file()
-
-
 @pytest.fixture
 def remote(channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A channel of the form of conda-forge in a folder, in place of the real one."""

@@ -94,23 +94,6 @@ def test_all_times_are_the_epoch(prefix: Prefix) -> None:
     assert {p.stat().st_mtime for p in files} == {EPOCH}
 
 
-def test_a_second_call_reuses_it(prefix: Prefix, lock: Lock, workspace: Workspace) -> None:
-    """Nothing is installed twice, no network is needed, and the report of what was left out is the same."""
-    again = make_prefix(workspace_in(workspace.cache.root), lock)
-    assert again == replace(prefix, reused=True)
-    assert prefix.left_out
-
-
-def test_the_key_follows_lock_and_rules(lock: Lock) -> None:
-    """Another requirement or another set of rules is another prefix; where the wheel lies is not."""
-    key = prefix_key(lock, ())
-    assert prefix_key(lock, ("tests",)) != key
-    numpy, vllm = _wheel(lock, "numpy"), _wheel(lock, "vllm")
-    assert prefix_key(_with(lock, replace(numpy, version=f"9{numpy.version}")), ()) != key
-    assert vllm.url.startswith("file:///")
-    assert prefix_key(_with(lock, replace(vllm, url=vllm.url.replace("file:///", "file:///other/"))), ()) == key
-
-
 def test_a_wheel_that_is_not_the_locks_is_refused(workspace: Workspace, lock: Lock) -> None:
     """A file with another digest is not installed, and nothing of the attempt stays."""
     changed = _with(lock, replace(lock.wheels[0], sha256="0" * 64))
@@ -120,10 +103,6 @@ def test_a_wheel_that_is_not_the_locks_is_refused(workspace: Workspace, lock: Lo
         make_prefix(workspace, changed)
     assert {p.name for p in prefixes.glob("*")} == before
     assert list(workspace.cache.path("build").iterdir()) == []
-
-
-def _wheel(lock: Lock, name: str) -> LockedWheel:
-    return next(wheel for wheel in lock.wheels if wheel.name == name)
 
 
 def _with(lock: Lock, changed: LockedWheel) -> Lock:

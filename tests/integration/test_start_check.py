@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -116,16 +115,6 @@ def test_tells_bytecode_that_does_not_fit_its_source(prefix: Path, workspace: Wo
     os.utime(source, (1_577_836_800, 1_577_836_800))
     for _ in range(2):
         assert "numpy" in start(workspace, prefix, ("numpy",), activates=False).stale
-
-
-def test_conda_pack_refuses_an_editable_install(prefix: Path) -> None:
-    """The packer does not even begin with an environment whose code lies elsewhere."""
-    record = {"url": "file:///home/me/vllm", "dir_info": {"editable": True}}
-    (site_packages(prefix) / "vllm-0.32.0.dist-info" / "direct_url.json").write_text(json.dumps(record))
-    with pytest.raises(VllmEnvError, match="conda-pack refuses") as caught:
-        contents_of(prefix)
-    assert "editable" in caught.value.cause
-    assert "as wheels" in caught.value.remedy
 
 
 def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, workspace: Workspace, tmp_path: Path) -> None:
