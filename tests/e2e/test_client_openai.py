@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vllm_env.serve.server import TritonServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -119,6 +119,7 @@ def test_a_port_that_cannot_be_had_ends_the_load(idle: TritonServer) -> None:
     assert "importing vLLM" not in said(idle)[start:]
 
 
+@pytest.mark.slow
 def test_a_load_that_is_given_up_while_the_port_opens_ends(idle: TritonServer) -> None:
     """Server and stub waited for each other for ever; test_model_paused_start.py has the pause before that."""
     if serves_since(TOLERATED_SINCE):

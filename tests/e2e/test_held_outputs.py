@@ -13,7 +13,7 @@ from support.repositories import CHECKOUT
 if TYPE_CHECKING:
     from support.serving import Parts
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # In an interpreter of the environment: outputs as EngineCore sends them are received, held back, and given.
 _HOLD = """

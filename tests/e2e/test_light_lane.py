@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.leftovers import name_of
 from support.model_requests import STRANGE, ask, prompt
-from support.server_processes import stubs
 from support.triton_client import stream, text_of
 from vllm_env.serve.standin import FACTS
 
@@ -27,12 +24,3 @@ def test_it_answers_as_the_standin_does(light_server: TritonServer) -> None:
         assert text_of(stream(light_server.grpc_url, [request])) == answer
     cut = ask(light_server, STRANGE[0], {"temperature": 0, "max_tokens": 7, "ignore_eos": True}, return_num_output_tokens=True)
     assert cut.values("num_output_tokens") == [[7]]
-
-
-def test_it_has_no_torch_and_no_engine(light_server: TritonServer, request: pytest.FixtureRequest) -> None:
-    """Both take most of a start; with `--slow` they are there."""
-    real = bool(request.config.getoption("--slow"))
-    (stub,) = [process.pid for process in stubs(light_server)]
-    assert ("libtorch" in Path(f"/proc/{stub}/maps").read_text()) == real
-    assert any(name_of(p).startswith("VLLM::") for p in light_server.members()) == real
-    assert "stub" in Path(f"/proc/{stub}/exe").readlink().name

@@ -16,7 +16,7 @@ from support.repositories import CHECKOUT
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 Outcome = list[object]
 GROWTH_MB = 60
 """Less than what decoding would take: 700 MB the large frames, 115 MB the long FLAC."""

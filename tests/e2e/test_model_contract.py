@@ -55,18 +55,6 @@ def test_streamed_answer_is_one_token_a_response_without_the_prompt(server: Trit
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("excluded", [None, True, False])
-def test_echo(server: TritonServer, streaming: bool, excluded: bool | None) -> None:
-    """The prompt comes back unless excluded, and never in a stream."""
-    if streaming and excluded is False:
-        pytest.skip("an error; see test_model_errors.py")
-    tensors = {} if excluded is None else {"exclude_input_in_output": excluded}
-    answer = ask(server, PROMPT, GREEDY, stream=streaming, **tensors)
-    echoed = not streaming and not excluded
-    assert answer.text == (PROMPT + ANSWER if echoed else ANSWER)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
 def test_every_request_gets_exactly_one_final_response(server: TritonServer, streaming: bool) -> None:
     """Good requests and bad ones all end once, so no client waits for ever and no response comes after the end.
 
@@ -115,13 +103,6 @@ def test_request_parameters_over_grpc(server: TritonServer) -> None:
     assert answer.values("num_output_tokens") == [[7]]
 
 
-def test_http_generate_stream(server: TritonServer) -> None:
-    """Server-sent events carry the pieces of the answer; test_outbox.py shows when each token is an event of its own."""
-    status, events = generate_stream(server.http_url, {"text_input": PROMPT, "stream": True, **GREEDY})
-    assert status == 200
-    assert "".join(event["text_output"] for event in events) == ANSWER
-
-
 def test_the_pages_requests_are_answered(server: TritonServer) -> None:
     """README's and docs/laptop.md's `curl` lines, with this server's port; test_readme.py compares the answer that is shown."""
     texts = []
@@ -140,17 +121,6 @@ def test_http_stream_begins_before_the_answer_has_ended(server: TritonServer) ->
     assert status == 200
     assert len(events) > 1
     assert "".join(event["text_output"] for event in events).startswith(ANSWER)
-
-
-@pytest.mark.parametrize(("word", "tokens"), [("false", None), ("true", 60), ("False", None), (False, None)])
-def test_false_as_text_is_false(server: TritonServer, word: Any, tokens: int | None) -> None:
-    """Strings for numbers and booleans, as genai-perf sends them, mean what they say."""
-    parameters = {"temperature": "0.0", "max_tokens": "60", "ignore_eos": word}
-    answer = ask(server, PROMPT, parameters, exclude_input_in_output=True, return_num_output_tokens=True)
-    if tokens:
-        assert answer.values("num_output_tokens") == [[tokens]]
-    else:
-        assert answer.text == ANSWER
 
 
 def test_requests_of_genai_perf(server: TritonServer) -> None:

@@ -302,6 +302,7 @@ def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer, made_
     shutil.rmtree(adapters / "sql")
 
 
+@pytest.mark.slow
 def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(group: TritonServer) -> None:
     """No process, no folder; the second load has another number of instances and an engine of its own, once."""
     start = len(said(group))
@@ -334,6 +335,7 @@ def test_a_killed_instance_that_led_is_replaced_by_another(group: TritonServer) 
     wait_for(lambda: PROMPT + ANSWER in {text for answer in answered(group) for text in answer.texts()})
 
 
+@pytest.mark.slow
 def test_an_instance_that_is_killed_in_a_sleep_is_replaced_by_one_that_is_awake(group: TritonServer) -> None:
     """The killed one led. What it had put to sleep has ended with it, and nobody need wake up the new engine."""
     start = len(said(group))

@@ -247,6 +247,7 @@ CONVERSATIONS = {"EmbeddingBatchChatRequest", "EmbeddingChatInputRequest", "Embe
 """Many conversations, or one as `input`: the port takes texts and tokens there, and one conversation in `messages`."""
 
 
+@pytest.mark.slow
 def test_the_bodies_are_those_that_somebody_has_read(parts: Parts) -> None:
     """vLLM's application has the classes and fields of openai_judged.py. test_openai_fields.py compares the recorded ones."""
     argv = [str(parts.environment / "bin" / "python"), openai_routes.__file__, str(parts.model / "1")]

@@ -83,13 +83,6 @@ def test_a_client_may_have_tokens_gathered(server: TritonServer) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_finish_reason_length(server: TritonServer, streaming: bool) -> None:
-    """An answer cut at `max_tokens` says so."""
-    answer = ask(server, PROMPT, {"temperature": 0, "max_tokens": 2}, stream=streaming, return_finish_reason=True)
-    assert answer.values("finish_reason")[-1] == [b"length"]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
 def test_stop_string_ends_the_answer_and_is_named(server: TritonServer, streaming: bool) -> None:
     """The text before the stop string is all that comes, and `stop_reason` names the string."""
     parameters = {**GREEDY, "stop": [" river"]}
@@ -147,16 +140,6 @@ def prompt_ids(server: TritonServer) -> list[int]:
     first = PROMPT.removesuffix(text)
     found = ask(server, first, {"max_tokens": 1, "structured_outputs": {"choice": [first]}}, return_token_ids=True)
     return [*found.token_ids(), *rest]
-
-
-def test_messages_go_through_the_chat_template(server: TritonServer) -> None:
-    """The stand-in's template joins the messages' contents: two halves of a prompt make the prompt."""
-    half = len(PROMPT) // 2
-    messages = [{"role": "system", "content": PROMPT[:half]}, {"role": "user", "content": PROMPT[half:]}]
-    whole = ask(server, None, GREEDY, messages=json.dumps(messages))
-    assert whole.text == ANSWER
-    streamed = ask(server, None, GREEDY, messages=json.dumps(messages), stream=True)
-    assert streamed.text == ANSWER
 
 
 SCHEMA = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from support.serving import Parts, Serve
     from vllm_env.serve.server import TritonServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 QUERY = "The capital of France is"
 DOCUMENTS = ["Paris", "Once upon a time there was", "The most dangerous animal is the", "Paris is the capital of France"]
 SCORES: dict[str, dict[str, Any]] = {

@@ -141,7 +141,7 @@ def test_vllm_writes_nothing_into_the_models_folder(server: TritonServer) -> Non
     assert max(files(model).values()) <= server._started
 
 
-@pytest.mark.parametrize("counts", [(1, 1), (1, 2)], ids=("1-1", "1-2"))
+@pytest.mark.parametrize("counts", [(1, 1), pytest.param((1, 2), marks=pytest.mark.slow)], ids=("1-1", "1-2"))
 def test_metrics_go_on_after_a_reload(explicit: Explicit, counts: tuple[int, int]) -> None:
     """Triton loads the new instances before it unloads the old ones, and has a metric of both but once."""
     before, after = counts

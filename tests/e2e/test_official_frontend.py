@@ -79,13 +79,6 @@ def test_what_a_completion_is_asked_to_be(llama_server: TritonServer) -> None:
     assert answer_to(llama_server, GENERATE["completion by the likeliest only"]).text == plain.text
 
 
-def test_echo(llama_server: TritonServer) -> None:
-    """Before a whole answer; with a streamed one it is the official backend's error."""
-    assert answer_to(llama_server, GENERATE["completion with echo"]).text == PROMPT + ANSWER
-    error = answer_to(llama_server, GENERATE["completion, streamed with echo"]).error
-    assert error == "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
-
-
 @pytest.mark.parametrize("name", ["completion with logprobs", "chat with everything"])
 def test_logprobs(llama_server: TritonServer, name: str) -> None:
     """JSON as the frontend reads it: for each token an object of tokens, whose least rank is the chosen one's."""
@@ -96,12 +89,6 @@ def test_logprobs(llama_server: TritonServer, name: str) -> None:
     assert len(positions) == count
     assert all(most <= len(position) <= most + 1 for position in positions)
     assert "".join(position[0]["decoded_token"] for position in positions).startswith(ANSWER)
-
-
-def test_adapters(llama_server: TritonServer) -> None:
-    """By name; an unknown one is an error, and not the base model's answer."""
-    assert answer_to(llama_server, GENERATE["completion by an adapter"]).text != ANSWER
-    assert answer_to(llama_server, GENERATE["completion by an unknown adapter"]).error.startswith("LoRA three is not supported")
 
 
 @pytest.mark.parametrize("name", FORCED)

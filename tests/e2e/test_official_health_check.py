@@ -48,7 +48,7 @@ def prepare(model: Path, *, mocked: bool, parameters: dict[str, str]) -> None:
     with_line(model, "            import mock_check_health", after="            self._service = Service(args)")
 
 
-@pytest.mark.parametrize("given", [{}, {"ENABLE_VLLM_HEALTH_CHECK": "false"}])
+@pytest.mark.parametrize("given", [pytest.param({}, marks=pytest.mark.slow), {"ENABLE_VLLM_HEALTH_CHECK": "false"}])
 def test_without_the_health_check_vllms_is_not_asked(light_serving: Serve, given: dict[str, str]) -> None:
     """Three requests are answered, though the check would fail."""
     parameters = {"COMPATIBILITY": "official", **given}
@@ -60,7 +60,9 @@ def test_without_the_health_check_vllms_is_not_asked(light_serving: Serve, given
         assert is_ready(server.grpc_url)
 
 
-@pytest.mark.parametrize(("mocked", "compatibility"), [(False, "official"), (True, "official"), (True, "")])
+@pytest.mark.parametrize(
+    ("mocked", "compatibility"), [pytest.param(False, "official", marks=pytest.mark.slow), (True, "official"), (True, "")]
+)
 def test_the_health_check_asks_vllms_before_each_request(light_serving: Serve, mocked: bool, compatibility: str) -> None:
     """Where it fails the request is refused and the model unloaded; where it does not, all are answered."""
     parameters = {"COMPATIBILITY": compatibility, "ENABLE_VLLM_HEALTH_CHECK": "true"}

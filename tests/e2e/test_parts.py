@@ -109,6 +109,7 @@ def test_parts_from_an_object_store_are_served(in_parts: Parts, disk_folder: Pat
         assert answer(server) == ANSWER
 
 
+@pytest.mark.slow
 def test_an_adopted_model_is_served_by_the_smoke_run_and_then_by_the_user(
     packager: Packager, in_parts: Parts, place: Path, disk_folder: Path, no_leftovers: None
 ) -> None:
@@ -135,6 +136,7 @@ def test_an_adopted_model_is_served_by_the_smoke_run_and_then_by_the_user(
     assert snapshot(source) == before
 
 
+@pytest.mark.slow
 def test_it_is_served_from_a_path_that_triton_mistakes(in_parts: Parts, place: Path, tmp_path: Path, no_leftovers: None) -> None:
     """A space and a letter beyond ASCII, in the paths of Triton and of the repository."""
     root = in_parts.binary.parents[1]
@@ -166,7 +168,7 @@ exec setpriv --reuid="$user" --regid="$user" --clear-groups "$@"
 """
 
 
-@pytest.mark.parametrize("user", [1000, 12345])
+@pytest.mark.parametrize("user", [pytest.param(1000, marks=pytest.mark.slow), 12345])
 def test_another_user_serves_a_read_only_repository(in_parts: Parts, others: Path, no_leftovers: None, user: int) -> None:
     """Where no libpython is installed, as in a container.
 
