@@ -150,6 +150,18 @@ def test_a_model_that_the_server_does_not_list_is_not_waited_for(models: list[st
     assert time.monotonic() - began < LIMIT
 
 
+@BOTH_ANSWERS
+def test_a_server_that_may_not_list_its_models_is_waited_for(errors: bool) -> None:
+    """It may have the model (--grpc-restricted-protocol)."""
+    with EchoServer(models=None, unready=2, errors=errors) as server:
+        assert ask(server, [request(0, "x")], wait_ready=60.0)[0].outcome is Outcome.ANSWERED
+    with (
+        EchoServer(models=None, errors=errors) as server,
+        pytest.raises(ClientError, match=r"has no model 'other' ready.*; wait for it to load"),
+    ):
+        ask(server, [request(0, "x")], model="other", wait_ready=0.5)
+
+
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """docker sets http_proxy in every container, and a proxy knows nothing of the server beside the client."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
