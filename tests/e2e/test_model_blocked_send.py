@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
+import subprocess
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,22 +14,28 @@ import pytest
 from support.blocked_sender import BLOCKED, with_blocked_sender
 from support.clock import now
 from support.instances import with_instances
+from support.leftovers import name_of
+from support.manifests import KUBERNETES
 from support.model_requests import ask, prompt
+from support.namespaces import with_own_processes
 from support.open_stream import OpenStream
 from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.repositories import serves_since
 from support.server_processes import engines, stubs
+from support.serving import serve
 from support.settings import with_parameter
 from support.triton_client import get
 from triton_vllm.base.errors import NOT_TAKEN
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.standin import FACTS
+from vllm_env.triton.root import backend_arguments
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from support.serving import Serve
+    from support.serving import Parts
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, _ = FACTS[2]
@@ -34,8 +44,35 @@ SEEN_SECONDS = 40.0  # on a machine without other work
 BUSY = 5  # times as long on one with other work
 
 
+@pytest.fixture
+def contained(light_parts: Parts, tmp_path: Path) -> Parts:
+    """What servers are made of; the server is process 1, as in a container."""
+    program = tmp_path / "tritonserver"
+    server = [str(light_parts.binary), *backend_arguments(light_parts.binary)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([*with_own_processes(), *server])} "$@"\n')
+    program.chmod(0o755)
+    return dataclasses.replace(light_parts, binary=program)
+
+
+def is_alive_by_probe(server: TritonServer) -> bool:
+    """Return what ``alive.sh`` says, which the kubelet runs in the container; its first call must find a healthy server."""
+    (process,) = [one for one in server.members() if name_of(one) == "tritonserver"]
+    inside = ["nsenter", "--target", str(process.pid), "--pid", "--mount"]
+    return subprocess.run([*inside, "bash", KUBERNETES / "probes" / "alive.sh"], check=False).returncode == 0
+
+
+@pytest.fixture
+def _notes() -> Iterator[None]:
+    """Remove the probe's notes."""
+    before = {*Path("/tmp").glob("stubs-of-*")}
+    yield
+    for noted in {*Path("/tmp").glob("stubs-of-*")} - before:
+        noted.unlink()
+
+
+@pytest.mark.usefixtures("_notes")
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_send_that_never_returns(light_serving: Serve, light_long_arguments: dict[str, object], count: int) -> None:
+def test_a_send_that_never_returns(contained: Parts, light_long_arguments: dict[str, object], count: int) -> None:
     """The others get errors, the log says why, and the model ends, as probes can see."""
 
     def prepare(model: Path) -> None:
@@ -45,7 +82,8 @@ def test_a_send_that_never_returns(light_serving: Serve, light_long_arguments: d
 
     arguments = ("--exit-timeout-secs=1",)  # the server waits for the request that is never answered
     seats = {**light_long_arguments, "max_num_seqs": 3}  # for those that stream
-    with light_serving(seats, environment=ONE_THREAD, prepare=prepare, arguments=arguments) as server:
+    with serve(contained, seats, environment=ONE_THREAD, prepare=prepare, arguments=arguments) as server:
+        assert is_alive_by_probe(server)
         with ExitStack() as stack:
 
             def sent(text: str, *, streaming: bool) -> OpenStream:
@@ -68,8 +106,10 @@ def test_a_send_that_never_returns(light_serving: Serve, light_long_arguments: d
         wait_for_line(server, "restart tritonserver")
         found = stubs(server) | engines(server)
         wait_for(lambda: not any(map(is_alive, found)), "the end of the model's processes")
-        # So much of it can be seen from outside: before 26.03, Triton looks for no dead stub.
+        # Before 26.03, Triton looks for no dead stub.
         is_up = get(server.http_url, "/v2/models/vllm/ready")[0] == 200
         assert is_up is not serves_since("26.03")
         assert ask(server, PROMPT).error
         assert get(server.http_url, "/v2/health/live")[0] == 200
+        assert not is_alive_by_probe(server)
+        server.kill()

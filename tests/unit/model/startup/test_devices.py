@@ -13,6 +13,7 @@ from triton_vllm.startup.devices import is_on_one_machine, visible
     [
         ("MODEL", 0, (), {"tensor_parallel_size": 4}, "", None),
         ("MODEL", 0, (2, 3), {"tensor_parallel_size": "2"}, "", "2,3"),
+        ("MODEL", 0, (4, 5), {"tensor_parallel_size": 4, "nnodes": "2"}, "", "4,5"),
         ("GPU", 1, (), {}, "", "1"),
         ("GPU", 1, (), {}, "4,5", "5"),
         ("GPU", 0, (), {}, "GPU-abc", "GPU-abc"),
@@ -37,6 +38,7 @@ def test_devices(kind, device, gpus, args, already, expected):
         ("GPU", (1,), {}, "GPU_DEVICE_IDS is for KIND_MODEL"),
         ("MODEL", (0,), {"tensor_parallel_size": 2}, "number of GPU IDs specified in GPU_DEVICE_IDS parameter must match"),
         ("MODEL", (0, 1, 2), {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "= 4"),
+        ("MODEL", (0, 1, 2, 3), {"tensor_parallel_size": 4, "nnodes": 2}, "= 4), and it has 4 for each of 2 machines."),
         ("MODEL", (), {"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
     ],
 )

@@ -61,11 +61,13 @@ def visible(
     if kind != "MODEL" or not gpu_ids:
         return None
     any_number = world == 1 and engine_args.get("distributed_executor_backend") == "ray"
-    if len(gpu_ids) != world and not any_number:
+    spread = machines(engine_args)
+    if len(gpu_ids) * spread != world and not any_number:
         shown = " * ".join(f"{name}_parallel_size({size})" for name, size in sizes.items())
+        here = f"{len(gpu_ids)} for each of {spread} machines" if spread > 1 else len(gpu_ids)
         raise ConfigError(
             "The number of GPU IDs specified in GPU_DEVICE_IDS parameter must match "
-            f"the total parallelism world size ({shown} = {world}), and it has {len(gpu_ids)}."
+            f"the total parallelism world size ({shown} = {world}), and it has {here}."
         )
     return ",".join(map(str, gpu_ids))
 
@@ -76,19 +78,29 @@ def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
     Raises:
         ConfigError: a size is not a positive integer.
     """
-    sizes = {}
-    for name in ("tensor", "pipeline", "data"):
-        argument = f"{name}_parallel_size"
-        value = engine_args.get(argument)
-        try:
-            # null in the file means vLLM's default, which is 1
-            size = 1 if value is None else to_int(value)
-        except ValueError as error:
-            raise ConfigError(f"engine argument {argument} {error}") from None
-        if size < 1:
-            raise ConfigError(f"engine argument {argument} must be at least 1, not {size}")
-        sizes[name] = size
-    return sizes
+    names = ("tensor", "pipeline", "data")
+    return {name: _size(engine_args, f"{name}_parallel_size") for name in names}
+
+
+def machines(engine_args: Mapping[str, Any]) -> int:
+    """Return over how many machines vLLM's own multi-node executor spreads the engine.
+
+    Raises:
+        ConfigError: the number is not a positive integer.
+    """
+    return _size(engine_args, "nnodes")
+
+
+def _size(engine_args: Mapping[str, Any], argument: str) -> int:
+    value = engine_args.get(argument)
+    try:
+        # null in the file means vLLM's default, which is 1
+        size = 1 if value is None else to_int(value)
+    except ValueError as error:
+        raise ConfigError(f"engine argument {argument} {error}") from None
+    if size < 1:
+        raise ConfigError(f"engine argument {argument} must be at least 1, not {size}")
+    return size
 
 
 def uses_ray(engine_args: Mapping[str, Any]) -> bool:
@@ -97,17 +109,12 @@ def uses_ray(engine_args: Mapping[str, Any]) -> bool:
     return "ray" in map(engine_args.get, backends)
 
 
-def has_nodes(engine_args: Mapping[str, Any]) -> bool:
-    """Return whether vLLM's own multi-node executor spreads the engine over several machines."""
-    return engine_args.get("nnodes") not in (None, 1)
-
-
 def is_on_one_machine(engine_args: Mapping[str, Any]) -> bool:
     """Return whether all processes of the engine are sure to be on this machine."""
     # A rank may be 0, which is no flag that is off.
     given = [engine_args.get(name) for name in _FOR_SEVERAL_MACHINES]
     is_alone = all(value is None or value is False for value in given)
-    return is_alone and not uses_ray(engine_args) and not has_nodes(engine_args)
+    return is_alone and not uses_ray(engine_args) and machines(engine_args) == 1
 
 
 def _nth(visible_devices: str, index: int) -> str:

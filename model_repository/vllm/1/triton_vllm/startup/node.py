@@ -112,7 +112,7 @@ def _place(
     """
     values = engine_args.read(model_dir, version_dir)
     name = engine_args.place(model_dir, version_dir).relative_to(model_dir)
-    machines = values.get("nnodes") or 1
+    machines = devices.machines(values)
     if not 0 < options.rank < machines:
         raise ConfigError(
             f"{name}: nnodes is {machines}, so --rank must be from 1 to {machines - 1}, not "

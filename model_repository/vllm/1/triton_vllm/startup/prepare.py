@@ -112,7 +112,7 @@ def prepare(
         engine_args.read(model_dir, version_dir), model_dir, file_name
     )
     arguments, tool_parser = parsers.split(given, file_name)
-    if shared is not None and devices.has_nodes(arguments):
+    if shared is not None and devices.machines(arguments) > 1:
         raise ConfigError(
             f"instance_group: an engine on several machines (nnodes in {file_name}) has one front "
             "end; use count: 1"
