@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Image volumes are a beta without subPath in the first, a beta in the second, and on by default in the third.
 VERSIONS = ("1.33", "1.35", "1.37")
-CUSTOM = ("ScaledObject", "ClusterServingRuntime", "InferenceService")  # test_manifests.py of tests/unit knows their fields
+CUSTOM = ("ScaledObject", "ClusterServingRuntime", "InferenceService", "LeaderWorkerSet")  # tests/unit/deploy knows their fields
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,11 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     # Kubernetes gets a pod with the containers and volumes of the custom resources.
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kserve"}, "spec": pod_spec(kserve)}
     found["kserve"] = [*kserve, pod]
+    for way in ("without-ray", "with-ray"):
+        resources = render(write_own(folder / way, f"several-machines/{way}"))
+        template = of_kind(resources, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+        specs = [template[role]["spec"] for role in ("leaderTemplate", "workerTemplate")]
+        found[way] = [*resources, *({**pod, "metadata": {"name": "machine"}, "spec": spec} for spec in specs)]
     return {name: [one for one in resources if one["kind"] not in CUSTOM] for name, resources in found.items()}
 
 
