@@ -27,13 +27,12 @@ from support.serving import serve
 from support.settings import with_parameter
 from support.triton_client import get
 from triton_vllm.base.errors import NOT_TAKEN
+from triton_vllm.base.processes import start_time
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.standin import FACTS
 from vllm_env.triton.root import backend_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from support.serving import Parts
     from vllm_env.serve.server import TritonServer
 
@@ -56,21 +55,16 @@ def contained(light_parts: Parts, tmp_path: Path) -> Parts:
 
 def is_alive_by_probe(server: TritonServer) -> bool:
     """Return what ``alive.sh`` says, which the kubelet runs in the container; its first call must find a healthy server."""
-    (process,) = [one for one in server.members() if name_of(one) == "tritonserver"]
-    inside = ["nsenter", "--target", str(process.pid), "--pid", "--mount"]
+    inside = ["nsenter", "--target", str(process_one(server)), "--pid", "--mount"]
     return subprocess.run([*inside, "bash", KUBERNETES / "probes" / "alive.sh"], check=False).returncode == 0
 
 
-@pytest.fixture
-def _notes() -> Iterator[None]:
-    """Remove the probe's notes."""
-    before = {*Path("/tmp").glob("stubs-of-*")}
-    yield
-    for noted in {*Path("/tmp").glob("stubs-of-*")} - before:
-        noted.unlink()
+def process_one(server: TritonServer) -> int:
+    """Return the id of tritonserver outside."""
+    (process,) = [one for one in server.members() if name_of(one) == "tritonserver"]
+    return process.pid
 
 
-@pytest.mark.usefixtures("_notes")
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_send_that_never_returns(contained: Parts, light_long_arguments: dict[str, object], count: int) -> None:
     """The others get errors, the log says why, and the model ends, as probes can see."""
@@ -112,4 +106,5 @@ def test_a_send_that_never_returns(contained: Parts, light_long_arguments: dict[
         assert ask(server, PROMPT).error
         assert get(server.http_url, "/v2/health/live")[0] == 200
         assert not is_alive_by_probe(server)
+        Path(f"/tmp/stubs-of-{start_time(process_one(server))}").unlink()  # the probe's notes
         server.kill()
