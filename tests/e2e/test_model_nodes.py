@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import ExitStack
-from statistics import mean
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ from support.machines import Machines
 from support.model_requests import ask
 from support.patience import LIMIT, pause
 from support.server_processes import engines
-from support.slowness import slowness_now
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -29,6 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 PROMPT, WORDS = FACTS[2]
 ROUNDS = 3
 AGAIN_SECONDS = 90.0  # on a machine without other work
+BUSY = 4  # times as long on one with other work
 
 
 def test_each_part_is_killed_in_turns(parts: Parts, tmp_path: Path) -> None:
@@ -67,16 +66,12 @@ def test_each_part_is_killed_in_turns(parts: Parts, tmp_path: Path) -> None:
 
 def served_again(server: TritonServer, began: float, what: str) -> str:
     """Return how long it took until the answer was the right one again."""
-    slowness = [slowness_now()]
     while answer(server) != WORDS:
-        assert now() - began < LIMIT * max(slowness), what
+        assert now() - began < BUSY * LIMIT, what
         pause(1)
-        slowness.append(slowness_now())
     waited = now() - began
-    quiet = waited / mean(slowness)
-    said = f"{what} killed: served again after {waited:.0f} s, {quiet:.0f} s without other work"
-    assert quiet < AGAIN_SECONDS, said
-    return said
+    assert waited < BUSY * AGAIN_SECONDS, f"{what}: {waited:.0f} s"
+    return f"{what} killed: served again after {waited:.0f} s"
 
 
 def answer(server: TritonServer) -> str:
