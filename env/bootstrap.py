@@ -34,7 +34,7 @@ from vllm_env.base.cache import cache_root, settle_home
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256, give, give_tree, is_writable, owner_of
 from vllm_env.base.locks import locked, remove_unlocked, take_lock
-from vllm_env.base.machine import require_x86_64
+from vllm_env.base.machine import this_platform
 from vllm_env.base.network import Network, PipConfig, parse_pip_config, without_uv_settings
 from vllm_env.base.process import run
 from vllm_env.cli.parser import parse
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             return 0
         # A wrong option, --help and --version need no tools, so they come first.
         _, options = parse(arguments)
-        require_x86_64()
+        this_platform()
         settle_home(TOOLS / "cache", parts_places.without_home())
         folder = tools_folder()
         if ensure(folder, LOCK, options):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_env.base import report
+from vllm_env.base.errors import UsageError
 from vllm_env.base.filesystem import write_whole
 from vllm_env.base.workspace import Workspace
 from vllm_env.inside import parts_unpack
@@ -75,6 +76,14 @@ def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
         for folder in workspace.cache.remove_abandoned():
             report.debug(f"removed {folder}, left by a build that was killed")
         sketch = make_sketch(workspace, request)
+        if sketch.is_foreign:
+            raise UsageError(
+                f"--platform {sketch.spec.platform}: this machine cannot run that environment.",
+                cause="A build starts its Python, and packs this machine's if conda-forge does not "
+                "answer.",
+                remedy="Build on such a machine. For its --offline --wheelhouse DIR, run here: "
+                f"./gen_vllm_env.sh wheelhouse DIR --platform {sketch.spec.platform}",
+            )
         return _Build(workspace, resolve(workspace, sketch)).run()
 
 

@@ -88,7 +88,8 @@ def resolve(workspace: Workspace, sketch: Sketch) -> Plan:
     """
     request = sketch.request
     triton = sketch.triton
-    if not (triton.is_there or triton.is_elsewhere or workspace.dry_run):
+    is_needed = not (workspace.dry_run or sketch.is_foreign)
+    if is_needed and not (triton.is_there or triton.is_elsewhere):
         triton = _provision(workspace)
     with report.stage("lock"):
         lock = make_lock(workspace, sketch.spec, triton.rules, request.lock)
@@ -101,7 +102,8 @@ def resolve(workspace: Workspace, sketch: Sketch) -> Plan:
         report.note("--triton-git-url, --boost-url and --jobs have no effect: no stub is compiled")
     for note in check_lock(lock, triton):
         report.note(note)
-    _check_driver(lock, serves=request.smoke or request.warm)
+    if not sketch.is_foreign:
+        _check_driver(lock, serves=request.smoke or request.warm)
     packed = request.layout.key(prefix_key(lock, request.keep))
     # Before Triton is installed, its stub has no digest yet.
     has_identity = triton.is_there or triton.is_elsewhere

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import require_space
-from vllm_env.base.machine import has_gpu
+from vllm_env.base.machine import has_gpu, this_platform
 from vllm_env.base.network import require_loopback
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.layout.layout import Layout
@@ -44,6 +44,7 @@ class BuildRequest:
     """The request of the command line.
 
     Attributes:
+        platform: the machines that it is for; empty for those like this one.
         smoke: whether to serve the result if this machine can.
         smoke_again: whether the user has asked for the smoke run (``--smoke-run``).
         smoke_model: the model of the smoke run if it is not the stand-in.
@@ -53,6 +54,7 @@ class BuildRequest:
     profile: str | None = None
     overrides: Overrides = field(default_factory=Overrides)
     spec_file: Path | None = None
+    platform: str = ""
     triton_root: Path | None = None
     stub: StubMode = "auto"
     stub_options: StubOptions = field(default_factory=StubOptions)
@@ -98,6 +100,11 @@ class Sketch:
         """Return how to build a stub of this profile."""
         # A stub for cuda shares GPU memory with the server.
         return dataclasses.replace(self.request.stub_options, gpu=self.spec.profile == "cuda")
+
+    @property
+    def is_foreign(self) -> bool:
+        """Return whether it is for another kind of machine, whose programs do not run here."""
+        return self.spec.target != this_platform()
 
     @property
     def serves_anyway(self) -> bool:
@@ -181,7 +188,7 @@ def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
     # --cuda names the profile, too.
     default = "cuda" if request.overrides.torch_backend else default_profile(root)
     profile = request.profile or alone or default
-    spec = load_spec(profile, request.overrides, request.spec_file)
+    spec = load_spec(profile, request.overrides, request.spec_file, request.platform)
     # 3) The Triton that will serve it
     # Not served there: a GPU on this machine would not help.
     if _is_elsewhere(root, spec.triton_release):

@@ -16,6 +16,7 @@ from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
 from vllm_env.lock.commits import variant_index
 from vllm_env.lock.fetch import PIP_RULES, by_hash
+from vllm_env.lock.platforms import pip_options, platform_tags, tags_of
 from vllm_env.lock.pylock import PYTORCH_INDEX, VLLM_INDEX, Lock, LockedWheel, requirements_of
 from vllm_env.plan import resolve
 from vllm_env.sketch import PROVISIONED, BuildRequest, make_sketch
@@ -41,17 +42,25 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
             _fetch_wheels(workspace, lock, folder)
             report.step(f"{len(lock.wheels)} wheels")
         with report.stage("conda"):
-            copy_layer(workspace, lock.conda, folder)
+            if lock.conda.packages:
+                copy_layer(workspace, lock.conda, folder)
+            else:
+                report.note(
+                    f"no interpreter: conda-forge does not answer, so the machine for "
+                    f"{lock.spec.platform} packs its own Python {lock.python}"
+                )
             report.step(f"{len(lock.conda.packages)} packages from {lock.conda.channel}")
+        target = lock.spec.target
+        options = pip_options(target, platform_tags(plan.triton.rules.glibc, target))
         # The machine that uses the wheelhouse may have no Triton, either.
         if plan.triton.path == PROVISIONED:
             with report.stage("triton"):
-                fetch(workspace, folder)
+                fetch(workspace, folder, target, options)
         if TOOLS_LOCK.is_file():
             # Their wheels are for one Python: fill the wheelhouse once with each.
             with report.stage("tools"):
                 what = "download the packager's own tools"
-                _download(workspace, TOOLS_LOCK, folder / "tools", what)
+                _download(workspace, TOOLS_LOCK, folder / "tools", what, *options)
                 report.step(f"for Python {sysconfig.get_python_version()}")
         give_tree(folder, owner)
     return lock
@@ -80,6 +89,7 @@ def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
                     # pip would choose wheels for the Python that runs it.
                     "--python-version",
                     lock.spec.python,
+                    *pip_options(lock.spec.target, tags_of(wheel.file for wheel in lock.wheels)),
                     *options,
                     torch_backend=torch_backend,
                 )

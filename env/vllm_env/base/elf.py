@@ -2,6 +2,7 @@
 
 import functools
 import os
+import platform
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from elftools.elf.elffile import ELFFile
 
 # The header of an ELF file begins with class (64 bits) and byte order (little-endian): gABI 4.1.
 _IDENT = b"\x7fELF\x02\x01"
-# The machine is compared because code for GPUs is in ELF files, too.
-_X86_64 = (62).to_bytes(2, "little")
+# The machine is compared because code for GPUs is in ELF files, too. Files are made and read on
+# machines of one kind: AArch64 has 183, x86-64 has 62.
+_MACHINE = (183 if platform.machine() == "aarch64" else 62).to_bytes(2, "little")
 # Nine tenths of an environment's files have these endings, and no ELF file has one of them.
 # To open these 50,000 files would take longer than everything else here.
 NEVER_ELF = (
@@ -73,7 +75,7 @@ def walk(folder: str) -> Iterator[tuple[str, bool]]:
 
 
 def read_dynamic_section(path: str | Path) -> DynamicSection | None:
-    """Return the dynamic section of a program or library for x86-64.
+    """Return the dynamic section of a program or library for this kind of machine.
 
     None for any other file, and for one that is missing or damaged. An unchanged file is read once.
     """
@@ -91,7 +93,7 @@ def _read_once(path: str, _version: tuple[int, ...]) -> DynamicSection | None:
     try:
         with open(path, "rb") as stream:
             head = stream.read(20)
-            if head[:6] != _IDENT or head[18:] != _X86_64:
+            if head[:6] != _IDENT or head[18:] != _MACHINE:
                 return None
             # ld.so reads segments. It also loads a file whose section headers were cut off.
             elf = ELFFile(stream)

@@ -1,4 +1,4 @@
-"""The machines that environments are built on and for: x86-64 Linux.
+"""The machines that environments are built on and for: Linux on x86-64, and on Arm.
 
 The files of an environment do not depend on the machine that builds it.
 """
@@ -6,9 +6,41 @@ The files of an environment do not depend on the machine that builds it.
 import os
 import platform
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import VllmEnvError
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A kind of machine that environments are for.
+
+    Attributes:
+        name: as container images name it: ``linux/amd64``.
+        machine: as the kernel and wheels name its processor: ``x86_64``.
+        conda: as conda channels name it: ``linux-64``.
+    """
+
+    name: str
+    machine: str
+    conda: str
+
+    @property
+    def short(self) -> str:
+        """Return the part of the name that tells platforms apart: ``amd64``."""
+        return self.name.partition("/")[2]
+
+    @property
+    def multiarch(self) -> str:
+        """Return Debian's name for its folders: ``x86_64-linux-gnu``."""
+        return f"{self.machine}-linux-gnu"
+
+
+AMD64 = Platform("linux/amd64", "x86_64", "linux-64")
+ARM64 = Platform("linux/arm64", "aarch64", "linux-aarch64")
+PLATFORMS = {known.name: known for known in (AMD64, ARM64)}
+"""All platforms by their names."""
 
 NEUTRAL_PREFIX = "/opt/vllm_env"
 """Replaces the path of the build folder in files; nothing exists there."""
@@ -42,17 +74,24 @@ def gpus() -> str:
     return "\n".join([driver, *models]).strip()
 
 
-def require_x86_64() -> None:
-    """Raise a VllmEnvError that names this machine if it is not Linux on x86_64."""
+def this_platform() -> Platform:
+    """Return the platform of this machine.
+
+    Raises:
+        VllmEnvError: no environment is built on such a machine.
+    """
     machine = platform.machine()
     # A Mac is "Darwin arm64" or, with an Intel processor, "Darwin x86_64".
     if platform.system() != "Linux":
         machine = f"{platform.system()} {machine}"
-    if machine != "x86_64":
-        raise VllmEnvError(
-            f"This machine is {machine}; environments are built on x86_64 Linux for x86_64 only.",
-            remedy="Run this on an x86_64 Linux machine.",
-        )
+    for known in PLATFORMS.values():
+        if machine == known.machine:
+            return known
+    names = " and ".join(known.machine for known in PLATFORMS.values())
+    raise VllmEnvError(
+        f"This machine is {machine}; environments are built on Linux for {names} only.",
+        remedy="Run this on such a machine.",
+    )
 
 
 def require_glibc(minor: int, what: str, remedy: str) -> None:

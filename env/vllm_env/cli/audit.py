@@ -29,7 +29,7 @@ def audit(workspace: Workspace, spec: Spec) -> list[Finding]:
 
     pip-audit's variables, such as PIP_AUDIT_OSV_URL, name another database.
     """
-    file = lock_beside(spec.path, spec.profile)
+    file = lock_beside(spec.path, spec.profile, spec.target)
     try:
         with report.stage("audit"):
             lock = read_pylock(file)

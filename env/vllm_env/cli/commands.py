@@ -85,6 +85,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     facts = {
         "vLLM": f"{vllm.version} {vllm.commit}".strip(),
         "from": f"{vllm.distribution}, {vllm.origin}",
+        "platform": manifest.platform,
         "Python": manifest.python,
         **manifest.versions,
         "Triton": manifest.triton_release,
@@ -106,6 +107,8 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
 def verify(options: argparse.Namespace, console: Console) -> int:
     """Check a built model against its manifest and the loader's rules."""
     model, manifest = _manifest(options)
+    # The environment's programs are started.
+    manifest.require_platform()
     workspace = open_workspace(options)
     with console.stage("verify"):
         # First what takes seconds. The checks of an environment take minutes.

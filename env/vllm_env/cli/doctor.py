@@ -140,7 +140,7 @@ def _gpu(spec: Spec) -> Finding:
 
 def _cuda_of(spec: Spec) -> str:
     """Return the CUDA version of an environment of a spec; "" for the CPU, or without a lock."""
-    file = lock_beside(spec.path, spec.profile)
+    file = lock_beside(spec.path, spec.profile, spec.target)
     if spec.torch_backend or not file.is_file():
         return cuda_of(spec.torch_backend)
     return cuda_of_versions(versions_of(read_pylock(file).wheels))

@@ -51,6 +51,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
             triton_release=options.triton_release,
         ),
         spec_file=options.spec,
+        platform=options.platform or "",
         triton_root=options.triton_root,
         stub=options.stub,
         stub_options=StubOptions.of(options.triton_git_url, options.boost_url, options.jobs),

@@ -205,6 +205,12 @@ def _add_environment(group: argparse._ActionsContainer) -> None:
         metavar="X.Y",
         help="for an older driver: vLLM and torch for this CUDA version, such as 12.9",
     )
+    group.add_argument(
+        "--platform",
+        choices=("linux/amd64", "linux/arm64"),
+        help="for such machines (default: for those like this one); "
+        "of another kind, only wheelhouse and --dry-run",
+    )
     group.add_argument("--python", metavar="X.Y", help="Python of the environment")
     # ``with`` is a keyword of Python, so the destination has another name.
     group.add_argument(

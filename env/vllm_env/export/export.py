@@ -101,6 +101,7 @@ def export(
                 COMPRESSIONS[compression],
                 labels=_labels([manifest for _, manifest in models]),
                 created=max(manifest.built_at for _, manifest in models),
+                platform=models[0][1].platform,
             )
             digest = _write(image, contents, tag)
             base = image_of(models[0][1].triton_release)
@@ -132,6 +133,12 @@ def _check_arguments(models: list[tuple[Path, Manifest]], folder: Path, tag: str
         raise UsageError(
             f"The models are built for Triton {' and '.join(releases)}, and one server loads all.",
             remedy="Export each on its own, or build them for one release.",
+        )
+    platforms = sorted({manifest.platform for _, manifest in models})
+    if len(platforms) > 1:
+        raise UsageError(
+            f"The models are built for {' and '.join(platforms)}, and an image is for one of them.",
+            remedy="Export each on its own.",
         )
 
 

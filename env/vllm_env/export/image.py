@@ -16,8 +16,6 @@ INDEX = "index.json"
 """The file that makes a folder an image layout."""
 _MEDIA = "application/vnd.oci.image"
 _BLOBS = "blobs/sha256"
-# Environments are built for this platform only.
-_PLATFORM = {"architecture": "amd64", "os": "linux"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,7 @@ class Image:
         compression: how layers are compressed.
         labels: the labels of the configuration, also annotations of the manifest.
         created: time of creation (RFC 3339).
+        platform: the machines that it is for, such as ``linux/amd64``.
         layers: the written layers.
     """
 
@@ -71,6 +70,7 @@ class Image:
     compression: Compression
     labels: dict[str, str]
     created: str
+    platform: str
     layers: list[WrittenLayer] = field(default_factory=list)
 
     def add(self, layer: Layer) -> Iterator[int]:
@@ -95,10 +95,14 @@ class Image:
         )
         unfinished.rename(blobs / digest.hexdigest())
 
+    def _platform(self) -> dict[str, str]:
+        system, _, architecture = self.platform.partition("/")
+        return {"architecture": architecture, "os": system}
+
     def finish(self, tag: str) -> str:
         """Write the documents of the image, and return its digest."""
         config = {
-            **_PLATFORM,
+            **self._platform(),
             "created": self.created,
             "config": {"Labels": self.labels},
             "rootfs": {
@@ -126,7 +130,7 @@ class Image:
         index = {
             "schemaVersion": 2,
             "mediaType": f"{_MEDIA}.index.v1+json",
-            "manifests": [{**described, "platform": _PLATFORM, "annotations": named}],
+            "manifests": [{**described, "platform": self._platform(), "annotations": named}],
         }
         (self.folder / "oci-layout").write_bytes(_json({"imageLayoutVersion": "1.0.0"}))
         (self.folder / INDEX).write_bytes(_json(index))

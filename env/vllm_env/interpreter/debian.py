@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vllm_env import inside
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.machine import this_platform
 
 LEFT_OUT = ("sitecustomize.py", "_distutils_system_mod.py", "nis.*")
 """Names in Debian's standard library that are not copied.
@@ -77,6 +78,6 @@ def _replace(stdlib: Path, file: Path, pattern: str, replacement: str) -> None:
 def restore_config_header(headers: Path, copy: Path) -> None:
     """Put this architecture's ``pyconfig.h`` into a copy of Debian's headers."""
     # The one in /usr/include/python3.11 only includes it, from a folder next to python3.11.
-    real = headers.parent / "x86_64-linux-gnu" / headers.name / "pyconfig.h"
+    real = headers.parent / this_platform().multiarch / headers.name / "pyconfig.h"
     if real.is_file():
         shutil.copy(real, copy / "pyconfig.h")

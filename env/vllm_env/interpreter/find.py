@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.machine import require_x86_64
+from vllm_env.base.machine import this_platform
 from vllm_env.base.process import capture
 
 from . import debian
@@ -66,9 +66,9 @@ def find_interpreter(python: str) -> Interpreter:
     """Return an interpreter of this machine with version ``python`` (such as ``3.11``).
 
     Raises:
-        VllmEnvError: no interpreter has a shared libpython, or this machine is not an x86_64.
+        VllmEnvError: no interpreter has a shared libpython, or no environment is made here.
     """
-    require_x86_64()
+    this_platform()
     reasons = []
     programs = set()
     last_choice = None

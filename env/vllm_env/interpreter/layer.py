@@ -15,6 +15,7 @@ from typing import Any
 from vllm_env.base import report
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, put_in_place, write_whole
+from vllm_env.base.machine import AMD64, PLATFORMS, Platform, this_platform
 from vllm_env.base.network import NetworkError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
@@ -72,32 +73,46 @@ def remote_url() -> str:
 
 
 def choose_layer(
-    workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False
+    workspace: Workspace,
+    python: str,
+    recorded: CondaLayer | None = None,
+    *,
+    upgrade: bool = False,
+    target: Platform | None = None,
 ) -> CondaLayer:
-    """Return the layer for a Python version (``3.11``) that this machine installs.
+    """Return the layer for a Python version (``3.11``) that a machine of ``target`` installs.
 
     The layer recorded in the lock is preferred if it is available, then the one in the wheelhouse.
     Otherwise conda-forge's is taken if it answers, else one from an interpreter of this machine.
     This choice is remembered until ``upgrade``, so that a second build is the same.
 
+    By default the target is this machine. For another kind of machine, the layer is empty without
+    conda-forge: only such a machine can make a package from its interpreter.
+
     Raises:
         VllmEnvError: no channel has the Python version.
     """
+    here = this_platform()
+    target = target or here
     if recorded and is_available(workspace, recorded):
         return recorded
     # copy_layer() of another machine has put it there. Then this machine needs no interpreter.
     wheelhouse = workspace.network.wheelhouse
-    from_wheelhouse = wheelhouse and _remembered(wheelhouse.absolute() / "conda" / _record(python))
+    from_wheelhouse = wheelhouse and _remembered(
+        wheelhouse.absolute() / "conda" / _record(python, target)
+    )
     if from_wheelhouse:
         return from_wheelhouse
-    memory = workspace.cache.path("conda", _record(python))
+    memory = workspace.cache.path("conda", _record(python, target))
     choice = None if upgrade else _remembered(memory)
     if choice and choice.channel == REMOTE_CHANNEL and is_available(workspace, choice):
         return choice
     # A channel that answers only now does not change an earlier choice.
     layer = None
     if not choice and workspace.network.answers(remote_url()):
-        layer = _remote_layer(workspace, python)
+        layer = _remote_layer(workspace, python, target)
+    if not layer and target != here:
+        return CondaLayer(LOCAL_CHANNEL, ())
     layer = layer or local_layer(workspace, python)
     # Offline, conda-forge was no choice. A later build with a network must still ask it.
     if not workspace.network.offline:
@@ -105,8 +120,10 @@ def choose_layer(
     return layer
 
 
-def _record(python: str) -> str:
-    return f"layer-{python}.json"
+def _record(python: str, target: Platform) -> str:
+    # Platforms may share a folder. The records for x86-64 are older than the other platforms.
+    suffix = "" if target == AMD64 else f"-{target.short}"
+    return f"layer-{python}{suffix}.json"
 
 
 def _remembered(memory: Path) -> CondaLayer | None:
@@ -117,10 +134,10 @@ def _remembered(memory: Path) -> CondaLayer | None:
     return CondaLayer(document["channel"], packages)
 
 
-def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
+def _remote_layer(workspace: Workspace, python: str, target: Platform) -> CondaLayer | None:
     # The C++ library must be at least as new as the one that the stub needs: it hides the system's.
     specs = [f"python {python}.*", "libstdcxx"]
-    job = _job(workspace, "solve", remote_url(), specs)
+    job = _job(workspace, "solve", remote_url(), specs, target)
     try:
         packages = _work(workspace, job, f"resolve {', '.join(specs)} from conda-forge")
     except NetworkError as error:
@@ -145,12 +162,14 @@ def local_layer(workspace: Workspace, python: str) -> CondaLayer:
     version = find_interpreter(python).version
     file = (
         _channel_folder(workspace, LOCAL_CHANNEL)
-        / "linux-64"
+        / this_platform().conda
         / f"python-{version}-{LOCAL_BUILD}.conda"
     )
     if not file.is_file():
         make_local_channel(workspace, python)
-    package = CondaPackage("python", version, LOCAL_BUILD, "linux-64", file.name, file_sha256(file))
+    digest = file_sha256(file)
+    subdir = this_platform().conda
+    package = CondaPackage("python", version, LOCAL_BUILD, subdir, file.name, digest)
     return CondaLayer(LOCAL_CHANNEL, (package,))
 
 
@@ -167,11 +186,12 @@ def make_local_channel(workspace: Workspace, python: str) -> None:
     interpreter = find_interpreter(python)
     with workspace.cache.staging() as staging:
         new = staging / "channel"
-        make_package(interpreter, new / "linux-64", staging)
+        subdir = this_platform().conda
+        make_package(interpreter, new / subdir, staging)
         (new / "noarch").mkdir()
         # Keep the packages of other Python versions.
-        for file in channel.glob("linux-64/python-*.conda"):
-            target = new / "linux-64" / file.name
+        for file in channel.glob(f"{subdir}/python-*.conda"):
+            target = new / subdir / file.name
             if not target.exists():
                 os.link(file, target)
         _index(workspace, new)
@@ -190,7 +210,7 @@ def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None
         channel = channels[-1]
         _fill(workspace, layer, channel)
     specs = [f"{package.name} =={package.version} {package.build}" for package in layer.packages]
-    job = _job(workspace, "install", channel.as_uri(), specs)
+    job = _job(workspace, "install", channel.as_uri(), specs, this_platform())
     job["prefix"] = str(prefix)
     job["expected"] = {package.file_name: package.sha256 for package in layer.packages}
     _work(workspace, job, "install the conda packages of the lock")
@@ -205,7 +225,8 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):
         _fill(workspace, layer, channel)
-    write_whole(channel / _record(layer.minor), json.dumps(dataclasses.asdict(layer)))
+    target = next(p for p in PLATFORMS.values() if p.conda == layer.interpreter.subdir)
+    write_whole(channel / _record(layer.minor, target), json.dumps(dataclasses.asdict(layer)))
 
 
 def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
@@ -242,11 +263,14 @@ def _index(workspace: Workspace, channel: Path) -> None:
     _work(workspace, {"kind": "index", "channel": str(channel)}, "index the local conda channel")
 
 
-def _job(workspace: Workspace, kind: str, channel: str, specs: list[str]) -> dict[str, Any]:
+def _job(
+    workspace: Workspace, kind: str, channel: str, specs: list[str], target: Platform
+) -> dict[str, Any]:
     return {
         "kind": kind,
         "channel_url": channel,
         "specs": specs,
+        "platform": target.conda,
         "cache": str(workspace.cache.path("conda")),
     }
 

@@ -21,7 +21,7 @@ import zstandard
 
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.machine import NEUTRAL_PREFIX, require_x86_64
+from vllm_env.base.machine import NEUTRAL_PREFIX, this_platform
 from vllm_env.base.process import capture, run
 
 from . import debian
@@ -64,10 +64,9 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
 
     Raises:
         VllmEnvError: the interpreter is Debian's but differs from the known ones, or it searches
-            for packages outside its own folder, or this machine is not an x86_64.
+            for packages outside its own folder, or no environment is for such a machine.
         CommandError: the packed interpreter does not start.
     """
-    require_x86_64()
     tree = staging / "python"
     minor = interpreter.minor
     stdlib = tree / "lib" / f"python{minor}"
@@ -186,7 +185,7 @@ def _neutralise(tree: Path, prefix: Path) -> None:
 def _neutral_places(text: str, prefix: Path) -> str:
     """Return the text of ``_sysconfigdata`` with its folders below the neutral prefix."""
     # Debian's libpython is in a folder of the architecture, the packed one is in lib/.
-    libraries = rf"(?<=[' ]){prefix}/lib/x86_64-linux-gnu(?=[/' ])"
+    libraries = rf"(?<=[' ]){prefix}/lib/{this_platform().multiarch}(?=[/' ])"
     text = re.sub(libraries, f"{NEUTRAL_PREFIX}/lib", text)
     # Programs (/usr/bin/install) and the folders of time zones stay: they belong to the machine.
     return re.sub(rf"(?<=[' ]){prefix}(?=[/' ])(?!/bin/|/share/zoneinfo)", NEUTRAL_PREFIX, text)
@@ -198,9 +197,10 @@ def write_conda_package(tree: Path, folder: Path, *, name: str, version: str, bu
     The format is a ZIP with two zstd tars: the files, and their description.
     """
     files = sorted(path for path in tree.rglob("*") if path.is_symlink() or path.is_file())
+    here = this_platform()
     index = {
         "name": name, "version": version, "build": build, "build_number": 0, "depends": [],
-        "subdir": "linux-64", "arch": "x86_64", "platform": "linux", "license": "PSF-2.0",
+        "subdir": here.conda, "arch": here.machine, "platform": "linux", "license": "PSF-2.0",
         "timestamp": 0,
     }  # fmt: skip
     paths = {"paths_version": 1, "paths": [_path_entry(tree, file) for file in files]}

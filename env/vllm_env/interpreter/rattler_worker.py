@@ -62,7 +62,7 @@ async def _solved(job: dict[str, Any]) -> list[Any]:
         [job["channel_url"]],
         job["specs"],
         gateway=rattler.Gateway(cache_dir=Path(job["cache"]) / "repodata"),
-        platforms=["linux-64", "noarch"],
+        platforms=[job["platform"], "noarch"],
         virtual_packages=rattler.VirtualPackage.detect(),
     )
     return records

@@ -7,17 +7,21 @@ from pathlib import Path
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import put_in_place
+from vllm_env.base.machine import AMD64
 from vllm_env.base.network import NetworkError
 from vllm_env.base.process import run
 from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 
+from .platforms import pip_options, platform_tags
 from .spec import Spec
 from .variants import cuda_of
 from .wheels import cached_wheel, keep_wheel
 
 _WHEEL_INDEX = "https://wheels.vllm.ai"
 _GIT_URL = "https://github.com/vllm-project/vllm.git"
+# Of the wheels that the index has; a lock's other wheels are chosen for the C library of Triton.
+_NEWEST_GLIBC = 35
 _FETCH_REMEDY = "Check the SHA and --git-url, and that this machine can reach that address."
 # git's words for a repository that answers and does not have the commit.
 _NO_SUCH_COMMIT = r"not our ref|unadvertised object|find remote ref"
@@ -42,7 +46,10 @@ def git_url_of(spec: Spec) -> str:
 
 def commit_wheel_folder(workspace: Workspace, spec: Spec) -> Path:
     """Return the cache entry of the wheel that the index has of a commit."""
-    parts = (index_of(spec), spec.pin.value, spec.python, spec.torch_backend)
+    parts = [index_of(spec), spec.pin.value, spec.python, spec.torch_backend]
+    # The keys for x86-64 are older than the other platforms.
+    if spec.target != AMD64:
+        parts.append(spec.platform)
     return workspace.cache.path("wheels", key_of(*parts))
 
 
@@ -83,6 +90,7 @@ def _ask_index(
     # no wheel. It also hides pip's certificate, which is therefore passed again.
     options = [
         "--isolated", "--pre", "--python-version", spec.python, "--only-binary", ":all:",
+        *pip_options(spec.target, platform_tags(_NEWEST_GLIBC, spec.target)),
         "--retries", "1", *(["--cert", cert] if cert else []), "--index-url", url, "vllm",
     ]  # fmt: skip
     return workspace.network.pip_command(

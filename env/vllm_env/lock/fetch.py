@@ -19,6 +19,7 @@ from vllm_env.base.sources import Source, masked, pip_settings
 from vllm_env.base.workspace import Workspace
 
 from .commits import variant_index
+from .platforms import pip_options, tags_of
 from .pylock import PYTORCH_INDEX, VLLM_INDEX, Lock, LockedWheel
 
 PIP_RULES = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
@@ -129,6 +130,7 @@ def _ask(
                 # pip's cache could keep a damaged file of an https index.
                 "download", "-vv", "--no-cache-dir", "--retries", "1", *PIP_RULES,
                 "--python-version", lock.spec.python,
+                *pip_options(lock.spec.target, tags_of([wheel.file])),
                 "--dest", staging / "wheels", "--requirement", requirements,
             ],
             f"download {wheel.file}",

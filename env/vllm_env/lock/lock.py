@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.machine import AMD64, Platform
 from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import choose_layer
@@ -61,15 +62,15 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     # again; the one next to the spec; the cache.
     files = [workspace.cache.path("locks", key_of(inputs.document()), "pylock.toml")]
     if spec.is_default:
-        files.insert(0, lock_beside(spec.path, spec.profile))
+        files.insert(0, lock_beside(spec.path, spec.profile, spec.target))
     if options.save:
-        files.insert(0, lock_beside(options.save, spec.profile))
+        files.insert(0, lock_beside(options.save, spec.profile, spec.target))
     fitting, drift = _find([] if options.upgrade else files, inputs, rules)
 
     # 2) Take it, or resolve the spec.
     if fitting:
-        layer = choose_layer(workspace, spec.python, fitting.layer)
-        if options.locked and layer != fitting.layer:
+        layer = choose_layer(workspace, spec.python, fitting.layer, target=spec.target)
+        if options.locked and layer.packages and layer != fitting.layer:
             # Each machine makes its local channel from its own interpreter, so no lock can name it.
             report.note(
                 f"the lock does not pin the interpreter of this machine: Python {layer} is used"
@@ -85,7 +86,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
                 f"{spec.pin} is not locked yet.",
                 cause="With --offline only uv's cache may have the wheels.",
             )
-        layer = choose_layer(workspace, spec.python, upgrade=options.upgrade)
+        layer = choose_layer(workspace, spec.python, upgrade=options.upgrade, target=spec.target)
         wheels = resolve(workspace, spec, rules, pinned)
     lock = Lock(spec, pinned, layer, wheels, inputs)
 
@@ -121,7 +122,7 @@ def _keep(lock: Lock, save: Path | None) -> None:
     spec = lock.spec
     if save:
         save_spec(spec, save)
-        file = lock_beside(save, spec.profile)
+        file = lock_beside(save, spec.profile, spec.target)
         write_pylock(lock, file)
         report.note(f"saved the spec {save} and its lock {file}")
     elif not spec.is_default:
@@ -130,10 +131,12 @@ def _keep(lock: Lock, save: Path | None) -> None:
         )
 
 
-def lock_beside(spec: Path, profile: str) -> Path:
-    """Return the path of the lock for one profile of a spec."""
+def lock_beside(spec: Path, profile: str, platform: Platform = AMD64) -> Path:
+    """Return the path of the lock for one profile of a spec on one platform."""
+    # Locks for x86-64 are older than the other platforms, and have no platform in their names.
+    suffix = "" if platform == AMD64 else f"-{platform.short}"
     # PEP 751 allows only ``pylock.NAME.toml``, with a NAME that has no dots.
-    stem = f"{spec.stem}-{profile}".replace(".", "-")
+    stem = f"{spec.stem}-{profile}{suffix}".replace(".", "-")
     return spec.with_name(f"pylock.{stem}.toml")
 
 

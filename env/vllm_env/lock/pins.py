@@ -22,6 +22,7 @@ from packaging.utils import parse_wheel_filename
 
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.machine import this_platform
 from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
 
@@ -101,9 +102,18 @@ def _refuse_in_dry_run(workspace: Workspace, pin: Pin, forecast: str) -> None:
         )
 
 
+def _refuse_to_compile(spec: Spec) -> None:
+    if spec.target != this_platform():
+        raise UsageError(
+            f"{spec.pin}: this machine cannot build a wheel for {spec.platform}.",
+            remedy="Build it on such a machine, and give it with --vllm-wheel.",
+        )
+
+
 def _from_source(workspace: Workspace, spec: Spec) -> PinnedVllm:
     # An editable install would only point to the tree and cannot be packed, so a wheel is built.
     tree = Path(spec.pin.value).resolve()
+    _refuse_to_compile(spec)
     # The copy would be a part of what it copies.
     cache = workspace.cache.root.resolve()
     if cache.is_relative_to(tree):
@@ -180,6 +190,7 @@ def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
     if wheel:
         origin = f"per-commit wheel index {masked(index_of(spec))}"
         return _of_wheel(wheel, commit=sha, origin=origin)
+    _refuse_to_compile(spec)
     tree = clone_commit(workspace, spec)
     wheel = build_wheel(workspace, tree, spec, folder, commit=sha)
     return _of_wheel(wheel, commit=sha, origin=built)

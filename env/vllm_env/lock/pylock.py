@@ -19,6 +19,7 @@ from packaging.utils import parse_wheel_filename
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import write_whole
+from vllm_env.base.machine import AMD64
 from vllm_env.interpreter.layer import REMOTE_CHANNEL, CondaLayer, CondaPackage
 
 from .pins import PinnedVllm
@@ -90,13 +91,16 @@ class Inputs:
     wheel_index: str = ""
     git_url: str = ""
     triton_release: str = ""
+    platform: str = AMD64.name
 
     def document(self) -> dict[str, Any]:
         """Return the values as a lock file has them."""
         values = dataclasses.asdict(self)
-        # Most specs have none. Locks of earlier versions do not know it and stay valid.
+        # Most locks do not need these. Locks of earlier versions do not know them and stay valid.
         if not self.triton_release:
             del values["triton_release"]
+        if self.platform == AMD64.name:
+            del values["platform"]
         return values
 
     def drift(self, now: "Inputs") -> str:
@@ -135,8 +139,8 @@ class Lock:
 
     @property
     def python(self) -> str:
-        """Return the interpreter's full version, such as ``3.11.7``."""
-        return self.conda.python
+        """Return the interpreter's full version, such as ``3.11.7``; if unknown, ``3.11``."""
+        return self.conda.python if self.conda.packages else self.spec.python
 
     @property
     def download_size(self) -> int:

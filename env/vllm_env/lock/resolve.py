@@ -1,4 +1,4 @@
-"""Resolve a spec to exact wheels with uv: for Linux on x86-64 and a Triton release's C library."""
+"""Resolve a spec to exact wheels with uv: for one platform and a Triton release's C library."""
 
 import re
 import urllib.parse
@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.machine import AMD64, Platform
 from vllm_env.base.network import NetworkError
 from vllm_env.base.sources import masked
 from vllm_env.base.workspace import Workspace
@@ -18,12 +19,11 @@ from vllm_env.triton.root import ReleaseRules
 
 from .commits import index_of, variant_index
 from .pins import PinnedVllm
+from .platforms import platform_tags
 from .pylock import PYTORCH_INDEX, VLLM_INDEX, LockedWheel, versions_of
 from .spec import Spec, read_toml
 from .variants import cuda_of
 
-# manylinux_2_5 is manylinux1, the oldest platform that wheels name.
-_OLDEST_GLIBC = 5
 _OTHER_VARIANT = (
     "Give another --cuda, another --vllm, or a complete mirror of the index (VLLM_ENV_TORCH_INDEX)."
 )
@@ -56,7 +56,7 @@ def resolve(
             "--format", "pylock.toml", "--generate-hashes",
             "--only-binary", ":all:", "--python-version", spec.python,
             # The C library of Triton's container, which may be older than this machine's.
-            "--python-platform", f"x86_64-manylinux_2_{rules.glibc}",
+            "--python-platform", f"{spec.target.machine}-manylinux_2_{rules.glibc}",
             "--override", folder / "overrides.txt", "--output-file", answer, folder / "in.txt",
         ]  # fmt: skip
         if index := variant_index(spec):
@@ -78,11 +78,14 @@ def resolve(
         document = Pylock.from_dict(read_toml(answer))
 
     # 3) Choose one wheel of each package. uv lists all wheels that fit the platform.
-    environment: Any = {"python_version": spec.python, "python_full_version": f"{spec.python}.0"}
+    environment: Any = {
+        "python_version": spec.python,
+        "python_full_version": f"{spec.python}.0",
+        "platform_machine": spec.target.machine,
+    }
+    tags = _tags(spec.python, rules.glibc, spec.target)
     try:
-        choices = list(
-            document.select(environment=environment, tags=_tags(spec.python, rules.glibc))
-        )
+        choices = list(document.select(environment=environment, tags=tags))
     except PylockSelectError as error:
         raise VllmEnvError(
             f"{error}.", remedy="Pin another version of that package: --with 'NAME==VERSION'."
@@ -108,14 +111,10 @@ def _check_variant(spec: Spec, versions: dict[str, str]) -> None:
             )
 
 
-def _tags(python: str, glibc: int) -> list[Tag]:
+def _tags(python: str, glibc: int, target: Platform = AMD64) -> list[Tag]:
     """Return the tags of compatible wheels, in pip's order of preference."""
     version = tuple(int(n) for n in python.split("."))
-    # Newest first, as pip prefers them.
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(glibc, _OLDEST_GLIBC - 1, -1)]
-    # Then the names from before PEP 600, and last a wheel that may fit one machine only.
-    platforms += [f"{name}_x86_64" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
-    platforms.append("linux_x86_64")
+    platforms = platform_tags(glibc, target)
     return [
         *cpython_tags(version, platforms=platforms),
         *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms),

@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.filesystem import require_writable, write_whole
+from vllm_env.base.machine import AMD64, PLATFORMS, Platform, this_platform
 from vllm_env.base.sources import has_password, masked
 from vllm_env.base.workspace import CHECKOUT
 
@@ -82,6 +83,7 @@ class Spec:
         wheel_index: the index of commits and CUDA variants; "" takes vLLM's.
         git_url: vLLM's repository; "" takes vLLM's own.
         triton_release: the release that will serve, if it is not here, such as ``26.07``.
+        platform: the machines that it is for. No spec file has it: one spec serves all of them.
         path: the file that the spec was read from; it does not count in comparisons.
         is_default: whether the command line changed nothing; it does not count either.
     """
@@ -97,8 +99,14 @@ class Spec:
     wheel_index: str = ""
     git_url: str = ""
     triton_release: str = ""
+    platform: str = AMD64.name
     path: Path = dataclasses.field(default=DEFAULT_SPEC, compare=False)
     is_default: bool = dataclasses.field(default=True, compare=False)
+
+    @property
+    def target(self) -> Platform:
+        """Return the machines that it is for."""
+        return PLATFORMS[self.platform]
 
 
 @dataclass(frozen=True)
@@ -115,8 +123,16 @@ class Overrides:
     torch_backend: str | None = None
 
 
-def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> Spec:
+def load_spec(
+    profile: str, overrides: Overrides, path: Path | None = None, platform: str = ""
+) -> Spec:
     """Read a profile's table and apply the command line's changes.
+
+    Args:
+        profile: the profile's name.
+        overrides: the command line's changes.
+        path: the spec file, if it is not the default one.
+        platform: the machines that the environment is for; "" for those like this one.
 
     Raises:
         UsageError: a value is missing or not valid.
@@ -124,6 +140,7 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     file = path or DEFAULT_SPEC
     table = _profile_table(file, profile)
     spec = _from_table(table, profile, file)
+    spec = dataclasses.replace(spec, platform=platform or this_platform().name)
     changes: dict[str, Any] = {name: value for name, value in vars(overrides).items() if value}
     # --with adds packages to the profile's. Every other option replaces the profile's value.
     packages = changes.pop("packages", ())

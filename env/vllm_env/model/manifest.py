@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from vllm_env import __version__
 from vllm_env.base.errors import REBUILD_REMEDY, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.machine import AMD64, this_platform
 from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.prefix.prefix import Prefix
@@ -115,6 +116,21 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as JSON."""
         return json.dumps(self.document(), indent=2, sort_keys=True) + "\n"
+
+    @property
+    def platform(self) -> str:
+        """Return the machines that serve the model, such as ``linux/amd64``."""
+        # Builds of earlier versions were for x86-64 only.
+        return str(self.spec.get("platform") or AMD64.name)
+
+    def require_platform(self) -> None:
+        """Raise a VllmEnvError if programs of the environment do not run on this machine."""
+        here = this_platform().name
+        if self.platform != here:
+            raise VllmEnvError(
+                f"This model was built for {self.platform}, and this machine is {here}.",
+                remedy=f"Do it on a machine for {self.platform}.",
+            )
 
     @property
     def named(self) -> EnvironmentRecord:

@@ -6,6 +6,7 @@ A copy differs from its original only in run path and name, so equal originals g
 """
 
 import os
+import platform
 import re
 import shutil
 from collections.abc import Iterable
@@ -19,8 +20,9 @@ from vllm_env.base.workspace import TOOLS
 from .needed_libraries import DRIVER_LIBRARIES, SYSTEM_LIBRARIES, Need, NeededLibraries
 
 # The folders of Debian and Ubuntu, and those of Red Hat, for a machine without ldconfig's cache.
+_MULTIARCH = f"{platform.machine()}-linux-gnu"
 STANDARD_FOLDERS = tuple(map(Path, (
-    "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"
+    f"/lib/{_MULTIARCH}", f"/usr/lib/{_MULTIARCH}", "/lib64", "/usr/lib64", "/lib", "/usr/lib"
 )))  # fmt: skip
 # A line of ``ldconfig -p``: name, kind in brackets, path.
 _LINE = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/.*)$", re.MULTILINE)

@@ -18,6 +18,7 @@ finds it by its usual name.
 
 import fnmatch
 import os
+import platform
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ from vllm_env.base.errors import VllmEnvError
 # may lack a library. Each entry was decided on the needs of CPU and CUDA environments of vLLM 0.32
 # and 0.33.
 
+_LOADER = "ld-linux-aarch64.so.1" if platform.machine() == "aarch64" else "ld-linux-x86-64.so.2"
 SYSTEM_LIBRARIES = {
     # The C library. A process has only one, the machine's. libnsl and libcrypt are not part of it:
     # Debian has them in packages of their own, and images without them exist.
-    "ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
+    _LOADER, "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
     "libpthread.so.0", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libanl.so.1",
     # tritonserver and the stub need these two themselves.
     "libgcc_s.so.1", "libstdc++.so.6",

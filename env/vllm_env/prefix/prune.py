@@ -4,6 +4,7 @@ A rule removes whole files and folders, or parts of a file. ``--keep NAME`` turn
 """
 
 import os
+import platform
 import re
 import shutil
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ class Rule:
 
 
 _SITE = r"lib/python3\.\d+/site-packages"
+# As ziglang names the processor of this machine in its folders.
+_ZIG_MACHINE = "aarch64" if platform.machine() == "aarch64" else "x86"
 RULES = (
     Rule("static-libraries", "nothing links against them at run time", r".*\.(a|la)"),
     Rule("debug-symbols", "a debugger reads them, a server does not", r".*\.(dbg|debug|pdb)"),
@@ -52,12 +55,12 @@ RULES = (
         r"lib/lib(omptarget|sycl|ur_|pi_|iompstubs5|archer).*",
         ("cpu",),
     ),
-    # The compiler of relocate.py targets x86_64-linux-gnu only.
+    # The compiler of relocate.py targets this kind of machine only.
     Rule(
         "other-targets",
         "headers with which ziglang compiles for other systems and processors",
         rf"{_SITE}/ziglang/lib/libc/include/"
-        r"(?!(any-linux-any|generic-glibc|x86-linux-(any|gnu))$)[^/]+",
+        rf"(?!(any-linux-any|generic-glibc|{_ZIG_MACHINE}-linux-(any|gnu))$)[^/]+",
     ),
     Rule("pkg-config", "only builds read them", r"(lib|share)/pkgconfig"),
     Rule("manuals", "nobody reads manuals in a server's environment", r"share/(man|doc|info)"),

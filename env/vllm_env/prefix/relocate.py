@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import re
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ import conda_pack
 
 from vllm_env import inside
 from vllm_env.base.filesystem import file_sha256, write_whole
-from vllm_env.base.machine import EPOCH
+from vllm_env.base.machine import AMD64, ARM64, EPOCH
 
 # Triton, the GPU kernel compiler, compiles a C launcher for each kernel, and a container may lack a
 # C compiler. The model then sets CC to this one (triton_vllm's compilers.py).
@@ -30,12 +31,17 @@ _COMPILER = """\
 prefix=$(dirname -- "$(dirname -- "$(realpath -- "$0")")")
 : "${{ZIG_GLOBAL_CACHE_DIR:=${{XDG_CACHE_HOME:-${{TMPDIR:-/tmp}}}}/vllm_env_cc-$(id -u)}}"
 export ZIG_GLOBAL_CACHE_DIR
-exec "$prefix/{packages}/ziglang/zig" cc -target x86_64-linux-gnu.2.28 "$@"
+exec "$prefix/{packages}/ziglang/zig" cc -target {machine}-linux-gnu.2.28 "$@"
 """
 _SCRIPTS = Path(conda_pack.__file__).with_name("scripts") / "posix"
 _MODULE = "_vllm_env_runtime"
 # This name sorts before the .pth files of packages, so that they already run with UTF-8.
 _PTH = "00_vllm_env.pth"
+_GUARD = "00_vllm_env_machine.pth"
+_WRONG_MACHINE = (
+    f"This model was built for {ARM64.name}, and this machine is another one. Build it again with "
+    f"./gen_vllm_env.sh on this machine, or serve it on {ARM64.name}."
+)
 
 
 def site_packages(prefix: Path) -> Path:
@@ -57,12 +63,14 @@ def install_runtime(prefix: Path, identity: str) -> None:
     # The wheel ziglang has the compiler. Not every lock has that wheel.
     if (packages / "ziglang" / "zig").is_file():
         compiler = programs / COMPILER
-        compiler.write_text(_COMPILER.format(packages=packages.relative_to(prefix)))
+        script = _COMPILER.format(packages=packages.relative_to(prefix), machine=platform.machine())
+        compiler.write_text(script)
         compiler.chmod(0o755)
     # Triton looks for bin/activate in an unpacked environment, too; conda-pack adds it only to an
     # archive. No package of the conda layer has activate.d scripts.
     for name in ("activate", "deactivate"):
         shutil.copyfile(_SCRIPTS / name, programs / name)
+    _guard(programs / "activate", packages)
     shutil.copyfile(inside.FOLDER / "runtime_hook.py", packages / f"{_MODULE}.py")
     (packages / _PTH).write_text(f"import {_MODULE}\n")
     # Compiled kernels include headers of this environment. By default, torch would share them with
@@ -70,6 +78,22 @@ def install_runtime(prefix: Path, identity: str) -> None:
     kernels = f"{{cache}}/vllm_env/inductor/{identity[:16]}"
     variables = packages / "_vllm_env_variables.txt"
     variables.write_text(f"TORCHINDUCTOR_CACHE_DIR={kernels}\n", "utf-8")
+
+
+def _guard(activate: Path, packages: Path, machine: str = platform.machine()) -> None:
+    """Let an environment for Arm say what it is for if another kind of machine loads it.
+
+    Environments for x86-64 say nothing: their archives stay as they were before there were two.
+    """
+    if machine == AMD64.machine:
+        return
+    # A server's own stub imports NumPy before model.py, and would fail with NumPy's words.
+    refusal = f'(os.write(2, b"{_WRONG_MACHINE}\\n"), os._exit(1))'
+    check = f'import os; os.uname().machine == "{machine}" or {refusal}\n'
+    (packages / _GUARD).write_text(check)
+    # The model's own stub does not even start there. Until Triton 25.07, this script runs first.
+    test = f'if [ "$(uname -m)" != {machine} ]; then echo "{_WRONG_MACHINE}" >&2; return 1; fi\n'
+    activate.write_text(test + activate.read_text("utf-8"), "utf-8")
 
 
 # uv and pip write these; they say how, when and from where a wheel was installed.

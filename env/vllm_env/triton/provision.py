@@ -8,6 +8,7 @@ the backend folder.
 import shutil
 import stat
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_env.base.filesystem import (
@@ -17,13 +18,13 @@ from vllm_env.base.filesystem import (
     put_in_place,
 )
 from vllm_env.base.locks import locked_folder, remove_unlocked
-from vllm_env.base.machine import require_glibc
+from vllm_env.base.machine import Platform, require_glibc, this_platform
 from vllm_env.base.workspace import Workspace
 
 from .root import STUB_NAME, TritonRoot, rules_of
 
 TRITON_WHEEL = "nvidia-pytriton==0.7.0"
-_WHEEL_PATTERN = "nvidia_pytriton-0.7.0-*.whl"
+_WHEEL_PATTERN = "nvidia_pytriton-0.7.0-*{machine}.whl"
 _RELEASE = "24.10"
 # The wheel's stub for 3.13 needs a libpython under a name that only the wheel has.
 _STUB_PYTHONS = ("3.8", "3.9", "3.10", "3.11", "3.12")
@@ -59,7 +60,7 @@ exec "$server" \\
 def to_be_provisioned(workspace: Workspace, target: Path) -> TritonRoot:
     """Return the root that ``provision`` will make in ``target``, without making it."""
     _check_machine()
-    if not _wheel_in(workspace.network.wheelhouse):
+    if not _wheel_in(workspace.network.wheelhouse, this_platform()):
         workspace.network.require(_DOWNLOAD)
     # The pinned wheel always has the same content, so a dry run need not fetch 100 MB.
     stubs = {python: target / _stub_in_root(python) for python in _STUB_PYTHONS}
@@ -100,7 +101,7 @@ def provision(workspace: Workspace, target: Path) -> None:
         for abandoned in place.glob(f"{prefix}*"):
             remove_unlocked(abandoned)
         with locked_folder(place, prefix) as folder:
-            fetch(workspace, folder)
+            fetch(workspace, folder, this_platform())
             root = folder / "root"
             _lay_out(next(folder.glob("*.whl")), root)
             # The server may run as another user.
@@ -110,30 +111,42 @@ def provision(workspace: Workspace, target: Path) -> None:
             put_in_place(root, target)
 
 
-def fetch(workspace: Workspace, folder: Path) -> None:
+def fetch(
+    workspace: Workspace, folder: Path, target: Platform, options: Sequence[str] = ()
+) -> None:
     """Put the CPU Triton's wheel into a folder, from the wheelhouse if that has it.
+
+    Args:
+        workspace: the wheelhouse and the network.
+        folder: gets the wheel.
+        target: the machines that it is for.
+        options: pip's options for wheels of another kind of machine.
 
     Raises:
         CommandError: the wheel cannot be fetched.
     """
-    if _wheel_in(folder):
+    if _wheel_in(folder, target):
         return
-    wheel = _wheel_in(workspace.network.wheelhouse)
+    wheel = _wheel_in(workspace.network.wheelhouse, target)
     if wheel:
         shutil.copy(wheel, folder)
         return
     workspace.network.pip_command(
-        ["download", "--no-deps", "--quiet", "--dest", folder, TRITON_WHEEL],
+        [
+            "download", "--no-deps", "--only-binary", ":all:", "--quiet", *options,
+            "--dest", folder, TRITON_WHEEL,
+        ],
         _DOWNLOAD,
         env={"TMPDIR": str(folder)},
         remedy="Check that the package registry answers (pip config list), "
         "or give a Triton with --triton-root.",
-    )
+    )  # fmt: skip
 
 
-def _wheel_in(folder: Path | None) -> Path | None:
-    """Return the CPU Triton's wheel in a folder, or None."""
-    return next(folder.glob(_WHEEL_PATTERN), None) if folder else None
+def _wheel_in(folder: Path | None, target: Platform) -> Path | None:
+    """Return the CPU Triton's wheel for a kind of machine in a folder, or None."""
+    pattern = _WHEEL_PATTERN.format(machine=target.machine)
+    return next(folder.glob(pattern), None) if folder else None
 
 
 def _lay_out(wheel: Path, root: Path) -> None:

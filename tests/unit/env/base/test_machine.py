@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.machine import has_gpu, require_glibc, require_x86_64
+from vllm_env.base.machine import AMD64, ARM64, Platform, has_gpu, require_glibc, this_platform
 
-_OTHERS = [("Linux", "aarch64", "aarch64"), ("Darwin", "arm64", "Darwin arm64"), ("Darwin", "x86_64", "Darwin x86_64")]
+_OTHERS = [("Linux", "ppc64le", "ppc64le"), ("Darwin", "arm64", "Darwin arm64"), ("Darwin", "x86_64", "Darwin x86_64")]
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
@@ -27,8 +27,16 @@ def test_another_machine_is_named(system: str, machine: str, named: str, monkeyp
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: machine)
     with pytest.raises(VllmEnvError, match=f"This machine is {named}") as caught:
-        require_x86_64()
+        this_platform()
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(("machine", "platform"), [("x86_64", AMD64), ("aarch64", ARM64)])
+def test_two_kinds_of_machine_are_known(machine: str, platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names of the kernel."""
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert this_platform() == platform
 
 
 @pytest.mark.parametrize("library", ["glibc 2.34", "glibc 2.9", None])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vllm_env.base.cache import Cache
+from vllm_env.base.machine import this_platform
 from vllm_env.cli.main import main
 from vllm_env.serve.leftovers import Abandoned
 
@@ -35,6 +36,20 @@ def test_inspect_prints_a_manifest(model: Path, manifest: Manifest, capsys: pyte
     assert shown["archive"] == f"vllm_env.tar.gz, 0 MB, {manifest.named.sha256[:16]}"
     assert _run("inspect", "--json", "--model-repository", model.parent) == 0
     assert capsys.readouterr().out == manifest.to_json()
+
+
+def test_a_model_for_another_kind_of_machine_is_named_and_not_started(
+    model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A manifest from before there were two kinds is for x86-64."""
+    spec = {name: value for name, value in manifest.spec.items() if name != "platform"}
+    for platform, other in (("linux/amd64", {}), ("linux/arm64", {"platform": "linux/arm64"})):
+        (model / "vllm_env.json").write_text(replace(manifest, spec={**spec, **other}).to_json())
+        assert _run("inspect", "--model-repository", model.parent) == 0
+        assert f"platform       {platform}\n" in capsys.readouterr().out
+        assert _run("verify", "--model-repository", model.parent) == 1
+        is_foreign = platform != this_platform().name
+        assert (f"This model was built for {platform}, and this machine is" in capsys.readouterr().err) is is_foreign
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

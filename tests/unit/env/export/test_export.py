@@ -401,6 +401,32 @@ def test_models_of_two_releases_are_refused(
     assert "for Triton 24.10 and 25.01" in capsys.readouterr().err
 
 
+def _for_arm(model: Path) -> None:
+    manifest = json.loads((model / "vllm_env.json").read_text())
+    manifest["spec"]["platform"] = "linux/arm64"
+    (model / "vllm_env.json").write_text(json.dumps(manifest))
+
+
+def test_the_image_is_for_the_models_platform(own: Path, image: Image, tmp_path: Path) -> None:
+    """Nothing of the model is started, so one for Arm can be exported on any machine."""
+    assert _platforms(image) == [("linux", "amd64")] * 2
+    _for_arm(own)
+    assert _platforms(export(own.parent, tmp_path / "image")) == [("linux", "arm64")] * 2
+
+
+def _platforms(image: Image) -> list[tuple[str, str]]:
+    (described,) = json.loads((image.folder / "index.json").read_text())["manifests"]
+    config = json.loads(image.blob(json.loads(image.blob(described))["config"]))
+    return [(place["os"], place["architecture"]) for place in (described["platform"], config)]
+
+
+def test_models_of_two_platforms_are_refused(own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An image is for one."""
+    _for_arm(Path(shutil.copytree(own, own.with_name("chat"))))
+    assert refused(own.parent, tmp_path / "image", "--model", "vllm", "--model", "chat") == 2
+    assert "for linux/amd64 and linux/arm64" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("layout", "file"), [("parts", "vllm_env.parts/000.tar.gz"), ("directory", f"vllm_env/{SITE}/vllm/__init__.py")]
 )

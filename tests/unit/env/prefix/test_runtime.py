@@ -14,7 +14,8 @@ import pytest
 
 from support.patience import LIMIT, pause, wait_for
 from triton_vllm.base.processes import process_space
-from vllm_env.prefix.relocate import install_runtime, site_packages
+from vllm_env.base.machine import AMD64, ARM64
+from vllm_env.prefix.relocate import _GUARD, _guard, install_runtime, site_packages
 
 _ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # as in the stub: nothing mends the locale
 
@@ -259,3 +260,25 @@ def test_a_child_that_the_stub_has_spawned_is_not_taken_apart(prefix: Path, tmp_
     (tmp_path / "work.py").write_text(_WORK)
     said = _run(prefix, _SPAWN.format(folder=str(tmp_path), owned=owned)).split("\n")
     assert said == ["worked", "4", "handled", *(() if owned else ("taken apart",)), "3"]
+
+
+def test_an_environment_for_arm_says_so_on_another_machine(tmp_path: Path) -> None:
+    """In Triton's script, and at the start of a Python that finds the environment's packages; one for x86-64 has neither."""
+    activate = tmp_path / "activate"
+    activate.write_text("# Triton's\n")
+    _guard(activate, tmp_path, AMD64.machine)
+    assert activate.read_text() == "# Triton's\n"
+    assert not (tmp_path / _GUARD).exists()
+    _guard(activate, tmp_path, "another")
+    start = f"import site; site.addpackage({str(tmp_path)!r}, {_GUARD!r}, set()); print('started')"
+    commands = (["bash", "-c", f"source {activate} && echo started"], [sys.executable, "-c", start])
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"This model was built for {ARM64.name}, and this machine is another one. Build it again")
+    (tmp_path / _GUARD).unlink()
+    activate.write_text("# Triton's\n")
+    _guard(activate, tmp_path, os.uname().machine)
+    if (tmp_path / _GUARD).exists():
+        for command in commands:
+            assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "started\n"

@@ -36,7 +36,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel of that name and layout which pip finds, and nothing else that it could take."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    file = folder / "nvidia_pytriton-0.7.0-py3-none-any.whl"
+    file = folder / "nvidia_pytriton-0.7.0-py3-none-manylinux_2_35_x86_64.whl"
     info = "nvidia_pytriton-0.7.0.dist-info"
     files = {
         "pytriton/tritonserver/bin/tritonserver": _SERVER,
