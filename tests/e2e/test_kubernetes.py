@@ -29,7 +29,7 @@ from support.manifests import require_kubectl, seconds, write_own
 from support.parts_fixtures import ANSWER, PROMPT
 from support.patience import LIMIT, pause, wait_for
 from support.repositories import BUILD_SECONDS, CHECKOUT
-from support.serving import CPU_ARGUMENTS
+from support.serving import CPU_ARGUMENTS, READY_SECONDS
 from support.starts import TRITON, note_start
 from support.triton_client import generate, get
 from vllm_env.serve.server_log import telling_lines
@@ -106,7 +106,7 @@ class Running:
             self.said[kind] = str(error)
             return False
 
-    def wait_until(self, kind: str, *, passes: bool, limit: float = LIMIT) -> None:
+    def wait_until(self, kind: str, *, passes: bool, limit: float = READY_SECONDS) -> None:
         """Wait until a probe has this result; liveness must not fail meanwhile, unless it is what is waited for."""
 
         def has_it() -> bool:
