@@ -1,0 +1,238 @@
+"""Parts of a server die: what the client sees, how long until it is served again, and that nothing is left.
+
+`VLLM_ENV_TEST_CHAOS_TABLE=FILE tests/run.sh tests/chaos/test_serving.py --slow` writes benchmarks/results/chaos_two_cores.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from support import models
+from support.chaos_table import ChaosTable
+from support.clock import now
+from support.kill import kill_at_rest
+from support.leftovers import leftovers, wait_for_none
+from support.model_control import load, unload
+from support.model_requests import prompt
+from support.open_stream import OpenStream
+from support.patience import wait_for
+from support.reference import ONE_THREAD
+from support.server_processes import engines, stubs
+from support.serving import EXPLICIT, fill, in_small_place, serve
+from support.settings import with_parameter
+from support.triton_client import generate
+from vllm_env.serve.processes import is_alive
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.serving import Parts, Serve
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("chaos")]
+PROMPT, _ = FACTS[2]
+LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+CONTROL = (EXPLICIT, "--load-model=vllm")
+BUSY_SECONDS = 300.0
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[ChaosTable]:
+    """The rows of this run."""
+    made = ChaosTable()
+    yield made
+    made.write()
+
+
+@pytest.fixture(scope="module")
+def engine(parts: Parts) -> dict[str, object]:
+    """Engine arguments for answers of half a minute, two at a time."""
+    model = models.long_standin(parts.environment)
+    return {"model": str(model), "max_model_len": models.LONG_POSITIONS, "max_num_seqs": 2}
+
+
+def prepare(model: Path) -> None:
+    with_parameter(model, "ENGINE_TIMEOUT_SECONDS", "20")
+
+
+@pytest.fixture(scope="module")
+def server(serving: Serve, engine: dict[str, object]) -> Iterator[TritonServer]:
+    """One server for all cases that it survives."""
+    with serving(engine, environment=ONE_THREAD, prepare=prepare, arguments=CONTROL) as running:
+        yield running
+
+
+def is_served(server: TritonServer) -> bool:
+    with contextlib.suppress(OSError):
+        return generate(server.http_url, {"text_input": PROMPT, "max_tokens": 1}, timeout=BUSY_SECONDS)[0] == 200
+    return False
+
+
+def served_again(server: TritonServer, since: float) -> float:
+    """Return the seconds until a request is answered."""
+    wait_for(lambda: is_served(server), "an answer", longest_pause=0.2)
+    return now() - since
+
+
+def streaming(server: TritonServer, stack: ExitStack, count: int = 1) -> list[OpenStream]:
+    """Return requests in the middle of their answers."""
+    tensors = prompt(PROMPT, LONG, stream=True)
+    streams = [stack.enter_context(OpenStream(server.grpc_url, tensors, own_connection=True)) for _ in range(count)]
+    for stream in streams:
+        stream.wait(3)
+    return streams
+
+
+def gone(processes: set[psutil.Process]) -> set[str]:
+    """Return the processes that live on, once they had time to end."""
+    wait_for(lambda: not any(map(is_alive, processes)), lambda: f"the end of {processes}")
+    return set()
+
+
+def hurt(server: TritonServer, victim: psutil.Process, number: int) -> tuple[str, float]:
+    """Send a signal to a process while a client reads; return what the client sees, and when the signal was sent."""
+    with ExitStack() as stack:
+        (stream,) = streaming(server, stack)
+        since = now()
+        victim.send_signal(number)
+        return stream.wait_end(BUSY_SECONDS).error, since
+
+
+@pytest.mark.parametrize(("case", "number"), [("EngineCore killed", signal.SIGKILL), ("EngineCore stopped", signal.SIGSTOP)])
+def test_engine(server: TritonServer, table: ChaosTable, case: str, number: int) -> None:
+    """The client is told at once, or after ENGINE_TIMEOUT_SECONDS (20 here); the engine comes back by itself."""
+    (victim,) = engines(server)
+    seen, since = hurt(server, victim, number)
+    assert "unhealthy vLLM engine" in seen
+    table.add(case, seen, served_again(server, since), gone({victim}))
+
+
+def test_worker(serving: Serve, engine: dict[str, object], table: ChaosTable) -> None:
+    """A worker that is a process of its own, as with several GPUs: the whole engine is started again."""
+    before = leftovers(os.getpid())
+    with serving({**engine, "distributed_executor_backend": "mp"}, environment=ONE_THREAD, prepare=prepare) as server:
+        old = {p for p in psutil.Process(server.pid).children(recursive=True) if p.name().startswith("VLLM::")}
+        (victim,) = (process for process in old if process.name().startswith("VLLM::Worker"))
+        seen, since = hurt(server, victim, signal.SIGKILL)
+        assert "unhealthy vLLM engine" in seen
+        again = served_again(server, since)
+        gone(old)
+    wait_for_none(before)
+    table.add("a worker killed", seen, again, set())
+
+
+def test_client_gone(server: TritonServer, table: ChaosTable) -> None:
+    """Two clients with all seats are killed; the next request gets a seat."""
+    body = json.dumps({"text_input": PROMPT, "stream": True, **LONG})
+    command = ["curl", "-sN", f"{server.http_url}/v2/models/vllm/generate_stream", "-d", body]
+    clients = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    for client in clients:
+        assert client.stdout is not None
+        assert client.stdout.readline().startswith(b"data:")
+    since = now()
+    for client in clients:
+        client.kill()
+        client.communicate()
+    table.add("two clients with all seats gone", "-", served_again(server, since), set())
+
+
+def test_slow_reader(server: TritonServer, table: ChaosTable) -> None:
+    """A client reads nothing of its stream; a neighbour is answered meanwhile."""
+    body = json.dumps({"text_input": PROMPT, "stream": True, **LONG}).encode()
+    address = urlsplit(server.http_url)
+    head = f"POST /v2/models/vllm/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((address.hostname or "", address.port or 0)) as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.sendall(head.encode() + body)
+        with ExitStack() as stack:
+            (neighbour,) = streaming(server, stack)
+            neighbour.wait(200)
+        assert is_served(server)
+    table.add("a client that does not read", "its answers wait", None, set())
+
+
+def test_unload_in_mid_stream(server: TritonServer, table: ChaosTable) -> None:
+    """Triton lets the stream end, and only then unloads the model; a load serves again."""
+    old = stubs(server) | engines(server)
+    request = prompt(PROMPT, {**LONG, "max_tokens": 2000}, stream=True)
+    with OpenStream(server.grpc_url, request, own_connection=True) as stream:
+        stream.wait(3)
+        assert unload(server)[0] == 200
+        assert stream.wait_end(BUSY_SECONDS).error == ""
+    left = gone(old)
+    since = now()
+    assert load(server)[0] == 200
+    table.add("unload in mid-stream, then load", "its whole answer", served_again(server, since), left)
+
+
+def test_stub_killed(server: TritonServer, table: ChaosTable) -> None:
+    """Triton does not start it again by itself: an unload and a load do."""
+    old = stubs(server) | engines(server)
+    (stub,) = stubs(server)
+    kill_at_rest(stub.pid)
+    status, answer = generate(server.http_url, {"text_input": PROMPT}, timeout=BUSY_SECONDS)
+    assert status != 200
+    left = gone(old)
+    since = now()
+    unload(server)
+    assert load(server)[0] == 200
+    table.add("stub killed, then unload and load", answer["error"], served_again(server, since), left)
+
+
+def test_server_killed(serving: Serve, engine: dict[str, object], table: ChaosTable) -> None:
+    """All its processes end; the next server starts and finds nothing in its way."""
+    before = leftovers(os.getpid())
+    with serving(engine, environment=ONE_THREAD, prepare=prepare) as server:
+        old = {process for process in psutil.Process(server.pid).children(recursive=True) if is_alive(process)}
+        with ExitStack() as stack:
+            (stream,) = streaming(server, stack)
+            since = now()
+            os.kill(server.pid, signal.SIGKILL)
+            seen = stream.wait_end(BUSY_SECONDS).error
+        gone(old)
+    ended = now() - since
+    with serving(engine, environment=ONE_THREAD, prepare=prepare) as server:
+        again = served_again(server, since)
+    wait_for_none(before)
+    assert ended < again
+    table.add("tritonserver killed, then started", seen, again, set())
+
+
+def test_hub_lost(serving: Serve, table: ChaosTable) -> None:
+    """Weights that are on this machine need no hub, neither at a start nor later."""
+    lost = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": ""}
+    since = now()
+    with serving(environment={**ONE_THREAD, **lost}) as server:
+        again = served_again(server, since)
+    table.add("the hub lost at a start", "-", again, set())
+
+
+def test_shared_memory_full(parts: Parts, tmp_path: Path, table: ChaosTable) -> None:
+    """An answer that does not fit ends with an error. Short ones are served all the while."""
+    small = in_small_place(parts, "/dev/shm", tmp_path, "64m")  # as a container has it
+    # some MB of log probabilities, where Triton's region has 1 MB until it grows
+    large = prompt(PROMPT, {"n": 8, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}, return_logprobs=True)
+    with serve(small, environment=ONE_THREAD) as server:
+        filler = Path(f"/proc/{server.pid}/root/dev/shm/filler")
+        fill(filler)
+        with OpenStream(server.grpc_url, large) as stream:
+            seen = stream.wait_end(BUSY_SECONDS).error
+        assert "could not be sent" in seen
+        assert is_served(server)
+        filler.unlink()
+        with OpenStream(server.grpc_url, large) as stream:
+            assert stream.wait_end(BUSY_SECONDS).error == ""
+    table.add("/dev/shm full", seen, None, set())

@@ -1,0 +1,43 @@
+"""The table of what a client sees when a part of a server dies."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+FILE = "VLLM_ENV_TEST_CHAOS_TABLE"
+"""The variable with the path of the table."""
+HEAD = """\
+# What a client sees when a part of a server dies
+
+- `tests/chaos/test_serving.py`, {day}; {cores} cores, load {load:.0f} from this and other work
+- the pinned vLLM on a CPU, `max_num_seqs: 2`, `ENGINE_TIMEOUT_SECONDS` 20. Most of the seconds are starts of vLLM
+- left behind: processes, shared memory and temporary folders
+
+"""
+TABLE = "| what happens | what the client sees | served again after | left behind |\n|---|---|---|---|\n"
+
+
+@dataclass
+class ChaosTable:
+    """Collects the rows; the last one is complete when its test has passed."""
+
+    rows: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    def add(self, case: str, seen: str, seconds: float | None, left: set[str]) -> None:
+        """Add a row; without seconds, nobody but the client was harmed."""
+        assert not left, f"{case}: {sorted(left)}"
+        again = "others are served on" if seconds is None else f"{seconds:.1f} s"
+        self.rows.append((case, " ".join(seen.split()), again, "nothing"))
+
+    def write(self) -> None:
+        """Write the table where the variable says, or print it."""
+        head = HEAD.format(day=datetime.now(timezone.utc).date(), cores=os.cpu_count(), load=os.getloadavg()[0])
+        text = head + TABLE + "".join(f"| {' | '.join(row)} |\n" for row in self.rows)
+        file = os.environ.get(FILE)
+        if file:
+            Path(file).write_text(text, "utf-8")
+        else:
+            print(f"\n{text}")
