@@ -129,7 +129,9 @@ class Manifest:
         if self.platform != here:
             raise VllmEnvError(
                 f"This model was built for {self.platform}, and this machine is {here}.",
-                remedy=f"Do it on a machine for {self.platform}.",
+                cause="The environment's Python would have to start here.",
+                remedy=f"Do it on a machine for {self.platform}, or build it with --layout archive "
+                "there, which `export` can read anywhere.",
             )
 
     @property
@@ -139,6 +141,9 @@ class Manifest:
 
     def packed(self, model: Path) -> tuple[Layout, Packed]:
         """Return the layout and the environment in the model's folder."""
+        # Parts are unpacked by the environment's own Python.
+        if self.layout == "parts":
+            self.require_platform()
         layout = LAYOUTS[self.layout]
         return layout, layout.load(model, self.environment)
 

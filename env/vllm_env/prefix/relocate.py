@@ -70,7 +70,7 @@ def install_runtime(prefix: Path, identity: str) -> None:
     # archive. No package of the conda layer has activate.d scripts.
     for name in ("activate", "deactivate"):
         shutil.copyfile(_SCRIPTS / name, programs / name)
-    _guard(programs / "activate", packages)
+    _guard(packages)
     shutil.copyfile(inside.FOLDER / "runtime_hook.py", packages / f"{_MODULE}.py")
     (packages / _PTH).write_text(f"import {_MODULE}\n")
     # Compiled kernels include headers of this environment. By default, torch would share them with
@@ -80,20 +80,18 @@ def install_runtime(prefix: Path, identity: str) -> None:
     variables.write_text(f"TORCHINDUCTOR_CACHE_DIR={kernels}\n", "utf-8")
 
 
-def _guard(activate: Path, packages: Path, machine: str = platform.machine()) -> None:
+def _guard(packages: Path, machine: str = platform.machine()) -> None:
     """Let an environment for Arm say what it is for if another kind of machine loads it.
 
     Environments for x86-64 say nothing: their archives stay as they were before there were two.
     """
     if machine == AMD64.machine:
         return
-    # A server's own stub imports NumPy before model.py, and would fail with NumPy's words.
+    # A server's own stub starts there, and imports NumPy before model.py. It would fail with
+    # NumPy's words. A stub in the model's folder does not start at all.
     refusal = f'(os.write(2, b"{_WRONG_MACHINE}\\n"), os._exit(1))'
     check = f'import os; os.uname().machine == "{machine}" or {refusal}\n'
     (packages / _GUARD).write_text(check)
-    # The model's own stub does not even start there. Until Triton 25.07, this script runs first.
-    test = f'if [ "$(uname -m)" != {machine} ]; then echo "{_WRONG_MACHINE}" >&2; return 1; fi\n'
-    activate.write_text(test + activate.read_text("utf-8"), "utf-8")
 
 
 # uv and pip write these; they say how, when and from where a wheel was installed.

@@ -407,11 +407,17 @@ def _for_arm(model: Path) -> None:
     (model / "vllm_env.json").write_text(json.dumps(manifest))
 
 
-def test_the_image_is_for_the_models_platform(own: Path, image: Image, tmp_path: Path) -> None:
-    """Nothing of the model is started, so one for Arm can be exported on any machine."""
+def test_the_image_is_for_the_models_platform(
+    own: Path, prefix: Path, image: Image, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An archive is exported on any machine. Parts are unpacked by the environment's own Python, which does not start here."""
     assert _platforms(image) == [("linux", "amd64")] * 2
     _for_arm(own)
-    assert _platforms(export(own.parent, tmp_path / "image")) == [("linux", "arm64")] * 2
+    assert refused(own.parent, tmp_path / "image") == 1
+    assert "built for linux/arm64, and this machine is linux/amd64" in capsys.readouterr().err
+    model = small_model.publish(prefix, "archive", tmp_path / "archive")
+    _for_arm(model)
+    assert _platforms(export(model.parent, tmp_path / "other")) == [("linux", "arm64")] * 2
 
 
 def _platforms(image: Image) -> list[tuple[str, str]]:
