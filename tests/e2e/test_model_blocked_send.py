@@ -65,7 +65,7 @@ def process_one(server: TritonServer) -> int:
     return process.pid
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_send_that_never_returns(contained: Parts, light_long_arguments: dict[str, object], count: int) -> None:
     """The others get errors, the log says why, and the model ends, as probes can see."""
 

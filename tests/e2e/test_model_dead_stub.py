@@ -1,4 +1,4 @@
-"""What is left of a model whose stub has died: the second column of the table in docs/serving.md."""
+"""What is left of a model whose stub has died: the second column of the table in docs/troubleshooting.md."""
 
 from __future__ import annotations
 
