@@ -51,9 +51,11 @@ BUSY_SECONDS = 300.0
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[ChaosTable]:
-    """The rows of this run."""
+    """The rows of this run, written if its servers have left nothing."""
+    before = leftovers(os.getpid())
     made = ChaosTable()
     yield made
+    wait_for_none(before)
     made.write()
 
 
@@ -69,8 +71,8 @@ def prepare(model: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(serving: Serve, engine: dict[str, object]) -> Iterator[TritonServer]:
-    """One server for all cases that it survives."""
+def server(serving: Serve, engine: dict[str, object], table: ChaosTable) -> Iterator[TritonServer]:
+    """One server for all cases that it survives; it ends before the table is written."""
     with serving(engine, environment=ONE_THREAD, prepare=prepare, arguments=CONTROL) as running:
         yield running
 
@@ -96,10 +98,8 @@ def streaming(server: TritonServer, stack: ExitStack, count: int = 1) -> list[Op
     return streams
 
 
-def gone(processes: set[psutil.Process]) -> set[str]:
-    """Return the processes that live on, once they had time to end."""
+def wait_for_end(processes: set[psutil.Process]) -> None:
     wait_for(lambda: not any(map(is_alive, processes)), lambda: f"the end of {processes}")
-    return set()
 
 
 def hurt(server: TritonServer, victim: psutil.Process, number: int) -> tuple[str, float]:
@@ -117,21 +117,20 @@ def test_engine(server: TritonServer, table: ChaosTable, case: str, number: int)
     (victim,) = engines(server)
     seen, since = hurt(server, victim, number)
     assert "unhealthy vLLM engine" in seen
-    table.add(case, seen, served_again(server, since), gone({victim}))
+    table.add(case, seen, served_again(server, since))
+    wait_for_end({victim})
 
 
 def test_worker(serving: Serve, engine: dict[str, object], table: ChaosTable) -> None:
     """A worker that is a process of its own, as with several GPUs: the whole engine is started again."""
-    before = leftovers(os.getpid())
     with serving({**engine, "distributed_executor_backend": "mp"}, environment=ONE_THREAD, prepare=prepare) as server:
         old = {p for p in psutil.Process(server.pid).children(recursive=True) if p.name().startswith("VLLM::")}
         (victim,) = (process for process in old if process.name().startswith("VLLM::Worker"))
         seen, since = hurt(server, victim, signal.SIGKILL)
         assert "unhealthy vLLM engine" in seen
         again = served_again(server, since)
-        gone(old)
-    wait_for_none(before)
-    table.add("a worker killed", seen, again, set())
+        wait_for_end(old)
+    table.add("a worker killed", seen, again)
 
 
 def test_client_gone(server: TritonServer, table: ChaosTable) -> None:
@@ -146,7 +145,7 @@ def test_client_gone(server: TritonServer, table: ChaosTable) -> None:
     for client in clients:
         client.kill()
         client.communicate()
-    table.add("two clients with all seats gone", "-", served_again(server, since), set())
+    table.add("two clients with all seats gone", "-", served_again(server, since))
 
 
 def test_slow_reader(server: TritonServer, table: ChaosTable) -> None:
@@ -161,7 +160,7 @@ def test_slow_reader(server: TritonServer, table: ChaosTable) -> None:
             (neighbour,) = streaming(server, stack)
             neighbour.wait(200)
         assert is_served(server)
-    table.add("a client that does not read", "its answers wait", None, set())
+    table.add("a client that does not read", "its answers wait", None)
 
 
 def test_unload_in_mid_stream(server: TritonServer, table: ChaosTable) -> None:
@@ -172,10 +171,10 @@ def test_unload_in_mid_stream(server: TritonServer, table: ChaosTable) -> None:
         stream.wait(3)
         assert unload(server)[0] == 200
         assert stream.wait_end(BUSY_SECONDS).error == ""
-    left = gone(old)
+    wait_for_end(old)
     since = now()
     assert load(server)[0] == 200
-    table.add("unload in mid-stream, then load", "its whole answer", served_again(server, since), left)
+    table.add("unload in mid-stream, then load", "its whole answer", served_again(server, since))
 
 
 def test_stub_killed(server: TritonServer, table: ChaosTable) -> None:
@@ -185,16 +184,15 @@ def test_stub_killed(server: TritonServer, table: ChaosTable) -> None:
     kill_at_rest(stub.pid)
     status, answer = generate(server.http_url, {"text_input": PROMPT}, timeout=BUSY_SECONDS)
     assert status != 200
-    left = gone(old)
+    wait_for_end(old)
     since = now()
     unload(server)
     assert load(server)[0] == 200
-    table.add("stub killed, then unload and load", answer["error"], served_again(server, since), left)
+    table.add("stub killed, then unload and load", answer["error"], served_again(server, since))
 
 
 def test_server_killed(serving: Serve, engine: dict[str, object], table: ChaosTable) -> None:
     """All its processes end; the next server starts and finds nothing in its way."""
-    before = leftovers(os.getpid())
     with serving(engine, environment=ONE_THREAD, prepare=prepare) as server:
         old = {process for process in psutil.Process(server.pid).children(recursive=True) if is_alive(process)}
         with ExitStack() as stack:
@@ -202,13 +200,12 @@ def test_server_killed(serving: Serve, engine: dict[str, object], table: ChaosTa
             since = now()
             os.kill(server.pid, signal.SIGKILL)
             seen = stream.wait_end(BUSY_SECONDS).error
-        gone(old)
+        wait_for_end(old)
     ended = now() - since
     with serving(engine, environment=ONE_THREAD, prepare=prepare) as server:
         again = served_again(server, since)
-    wait_for_none(before)
     assert ended < again
-    table.add("tritonserver killed, then started", seen, again, set())
+    table.add("tritonserver killed, then started", seen, again)
 
 
 def test_hub_lost(serving: Serve, table: ChaosTable) -> None:
@@ -217,7 +214,7 @@ def test_hub_lost(serving: Serve, table: ChaosTable) -> None:
     since = now()
     with serving(environment={**ONE_THREAD, **lost}) as server:
         again = served_again(server, since)
-    table.add("the hub lost at a start", "-", again, set())
+    table.add("the hub lost at a start", "-", again)
 
 
 def test_shared_memory_full(parts: Parts, tmp_path: Path, table: ChaosTable) -> None:
@@ -235,4 +232,4 @@ def test_shared_memory_full(parts: Parts, tmp_path: Path, table: ChaosTable) -> 
         filler.unlink()
         with OpenStream(server.grpc_url, large) as stream:
             assert stream.wait_end(BUSY_SECONDS).error == ""
-    table.add("/dev/shm full", seen, None, set())
+    table.add("/dev/shm full", seen, None)
