@@ -17,7 +17,7 @@ from support.wheels import write_wheel
 from vllm_env import wheelhouse
 from vllm_env.base import network as network_module
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.network import Network, read_pip_config
+from vllm_env.base.network import Network, NetworkError, read_pip_config
 from vllm_env.base.process import run
 from vllm_env.lock.pylock import PYTORCH_INDEX, Lock, LockedWheel
 from vllm_env.prefix import prefix as prefix_module
@@ -280,6 +280,28 @@ def test_offline_nothing_is_asked(lab: Lab, programs: list[str]) -> None:
         lab.install(network, wanted)
     assert index.requests == []
     assert programs == ["uv"]
+
+
+def test_a_host_that_does_not_answer_is_not_asked_for_each_file(lab: Lab, programs: list[str]) -> None:
+    """It would not answer then, either."""
+    wanted = lab.wheel("good", "right")
+    failing = lab.index("good")
+    failing.status = 503
+    for url in ("http://127.0.0.1:9/simple", *lab.serve(failing)):
+        with pytest.raises(NetworkError, match="the network failed") as caught:
+            lab.install(lab.network([url]), wanted)
+        assert url.rpartition("@")[2].removeprefix("http://") in caught.value.tail
+        assert PASSWORD not in str(caught.value.lines())
+    assert programs == ["uv", "uv"]
+
+
+def test_with_nothing_to_repair_nothing_is_started_or_asked_in_addition(lab: Lab, programs: list[str]) -> None:
+    """One uv, which asks for one page and one file."""
+    wanted = lab.wheel("good", "right")
+    index = lab.index("good")
+    assert lab.install(lab.network(lab.serve(index)), wanted) == {"some_tool": "right"}
+    assert programs == ["uv"]
+    assert index.requests == ["/simple/some-tool/", f"/files/{FILE}"]
 
 
 def test_the_prefix_is_the_same(lab: Lab, channel: Channel, tmp_path: Path) -> None:
