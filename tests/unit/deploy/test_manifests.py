@@ -32,7 +32,7 @@ from triton_vllm.startup.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("_kubectl")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("_kubectl")]
 
 PAGE = CHECKOUT / "docs" / "kubernetes.md"
 GRACE = Settings.unload_grace_s
