@@ -302,7 +302,6 @@ def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer, made_
     shutil.rmtree(adapters / "sql")
 
 
-@pytest.mark.slow
 def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(group: TritonServer) -> None:
     """No process, no folder; the second load has another number of instances and an engine of its own, once."""
     start = len(said(group))

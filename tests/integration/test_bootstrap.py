@@ -99,7 +99,7 @@ def test_another_architecture_is_refused_before_anything_is_made(place: Place) -
     code, _, err = place.run(before=("setarch", "i686"))
     assert (code, err.splitlines()[0]) == (
         1,
-        "error: This machine is i686; environments are built on x86_64 Linux for x86_64 only.",
+        "error: This machine is i686; environments are built on Linux for x86_64 and aarch64 only.",
     )
     assert not place.tools.exists()
 

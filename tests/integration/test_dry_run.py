@@ -104,7 +104,7 @@ def test_it_says_what_the_build_then_does(small_cache: Path, small_wheel: Path, 
         plans = [_shown(run("--dry-run", *options, HOME=str(home))) for options in ([], ["--json"])]
     manifest = _shown(run("--json"))["manifest"]
     components = json.loads((models / "vllm/vllm_env.cdx.json").read_text())["components"]
-    wheels = [component for component in components if component["purl"].startswith("pkg:pypi/")]
+    wheels = [component for component in components if component.get("purl", "").startswith("pkg:pypi/")]
     with _nothing_written(small_cache, spec.parent, models):
         plans.append(_shown(run("--dry-run", "--json", "--locked")))
     for plan in plans:
