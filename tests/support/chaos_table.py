@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +15,7 @@ HEAD = """\
 # What a client sees when a part of a server dies
 
 - `tests/chaos/test_serving.py`, {day}; {cores} cores, load {load:.0f} from this and other work
-- the pinned vLLM on a CPU, `max_num_seqs: 2`, `ENGINE_TIMEOUT_SECONDS` 20. Most of the seconds are starts of vLLM
+- the pinned vLLM on {device}, `max_num_seqs: 2`, `ENGINE_TIMEOUT_SECONDS` 20. Most of the seconds are starts of vLLM
 - at its end, no process, shared memory or temporary folder was left
 
 """
@@ -33,10 +35,19 @@ class ChaosTable:
 
     def write(self) -> None:
         """Write the table where the variable says, or print it."""
-        head = HEAD.format(day=datetime.now(timezone.utc).date(), cores=os.cpu_count(), load=os.getloadavg()[0])
+        day = datetime.now(timezone.utc).date()
+        head = HEAD.format(day=day, cores=os.cpu_count(), load=os.getloadavg()[0], device=device())
         text = head + TABLE + "".join(f"| {' | '.join(row)} |\n" for row in self.rows)
         file = os.environ.get(FILE)
         if file:
             Path(file).write_text(text, "utf-8")
         else:
             print(f"\n{text}")
+
+
+def device() -> str:
+    """Return the name of the first GPU that the servers see, or "a CPU"."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        return "a CPU"
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]

@@ -80,6 +80,8 @@ class Machines:
         if self.node is not None and self.node.poll() is None:
             self.end_node(signal.SIGTERM)
 
-    def _variables(self, core: int) -> dict[str, str]:
-        here = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": str(core)}
-        return {**variables_for(self._arguments), **here}
+    def _variables(self, number: int) -> dict[str, str]:
+        """Return those of a machine: each has a core, or a GPU, of its own."""
+        here = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        own = {"VLLM_CPU_OMP_THREADS_BIND": str(number), "CUDA_VISIBLE_DEVICES": str(number)}
+        return {**variables_for(self._arguments), **here, **own}
