@@ -5,9 +5,12 @@
 A case is a name and a model repository. Build it with `gen_vllm_env.sh --model-repository`, and
 choose `--layout`, `--warm` and `vllm_engine_args.json`. Cases take turns.
 
+With `--environment`, the model uses that unpacked one, and has dummy weights of `--shape`. Then
+`--own-server` adds vLLM's own server as a case.
+
 Each of the `--first-starts` has an empty home, as in a new container. Its files are read from the
 disk, or from memory with `--keep-page-cache`. Later starts find vLLM's caches in the home. The
-table goes to a new file next to `--out`, and a row to `runs.md` in that folder.
+table goes to a new file next to `--out`, after each start, and a row to `runs.md` in that folder.
 """
 
 from __future__ import annotations
@@ -20,20 +23,33 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import machine, phases, results
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
+from harness.matrix_ask import post
+from harness.matrix_rows import COMMON_ARGUMENTS
+from harness.matrix_serve import CPU_ARGUMENTS, WITHOUT_COMPILER
+from harness.matrix_shapes import MATRIX_SHAPES
 from harness.processes import exit_on_sigterm
-from harness.servers import Setting, StartFailedError
+from harness.servers import CPU_VARIABLES, Setting, StartFailedError
+from harness.shapes import SHAPES, write_checkpoint
 from harness.start_report import Report, Start, phase_table, table
-from harness.targets import TritonTarget, run
+from harness.targets import OpenAITarget, TritonTarget, run
 from loadtest.record import Record, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+# The name of the case.
+OWN = "vllm-serve"
+# The matrix has a small Llama; its other shapes are a name away.
+_SHAPES = {**SHAPES, **{f"matrix-{name}": shape for name, shape in MATRIX_SHAPES.items()}}
+_PROMPT = "The capital of France is"
 
 
 class BuiltTriton(TritonTarget):
@@ -50,10 +66,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("cases", nargs="+", type=_case, metavar="NAME=REPOSITORY", help="with the model vllm in it")
+    add("cases", nargs="*", type=_case, metavar="NAME=REPOSITORY", help="with the model vllm in it")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--first-starts", type=int, default=3, help="with an empty home, of each case (default 3)")
     add("--starts", type=int, default=3, help="later ones, of each case (default 3)")
+    add("--rounds", type=int, default=1, help="of first and later starts (default 1)")
+    add("--environment", type=Path, metavar="DIR", help="unpacked environment, for --shape")
+    add("--shape", choices=sorted(_SHAPES), default="tiny-opt", help="of the model")
+    add("--device", choices=("cpu", "gpu"), default="gpu", help="for --environment")
+    add(
+        "--engine-arguments", type=json.loads, default={}, metavar="JSON", help="with --environment"
+    )
+    add("--instances", type=int, default=1, help="front ends, with --environment (default 1)")
+    add("--own-server", action="store_true", help=f"add the case {OWN}: needs --environment")
     add(
         "--keep-page-cache",
         action="store_true",
@@ -65,6 +90,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     options.cases = dict(options.cases)
+    if options.own_server:
+        if not options.environment:
+            parser.error("--own-server needs --environment")
+        options.cases[OWN] = None
+    if not options.cases:
+        parser.error("name a case, or --own-server")
     return options
 
 
@@ -103,7 +134,7 @@ async def ask(port: int) -> None:
     client = TritonGrpcClient(connection, BuiltTriton.model)
     request = Request(
         index=0,
-        prompt="The capital of France is",
+        prompt=_PROMPT,
         parameters={"max_tokens": 1, "ignore_eos": True, "temperature": 0},
         stream=False,
     )
@@ -114,19 +145,37 @@ async def ask(port: int) -> None:
         connection.close()
 
 
-def start_once(case: str, number: int, setting: Setting, *, first: bool) -> Start:
+def server_of(case: str, setting: Setting) -> TritonTarget | OpenAITarget:
+    """Return the server of a case, not started yet."""
+    if case == OWN:
+        return OpenAITarget(setting)
+    # Without an environment, the repository names its own.
+    return TritonTarget(setting) if setting.arguments else BuiltTriton(setting)
+
+
+def ask_for_token(server: TritonTarget | OpenAITarget) -> None:
+    """Send a request for one token, and wait for the answer."""
+    if isinstance(server, TritonTarget):
+        run(ask(server.grpc))
+        return
+    model = server.setting.arguments["model"]
+    body = {"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0}
+    post(f"http://127.0.0.1:{server.port}/v1/completions", body)
+
+
+def start_once(case: str, number: int, setting: Setting, *, place: int) -> Start:
     """Start the server, ask for one token, and stop it.
 
     Args:
         case: the case's name.
         number: number of the start, from 0.
         setting: with the repository, and a home in ``variables``.
-        first: whether the home must be empty.
+        place: number of the starts in this home before; with 0, the home must be empty.
     """
-    server = BuiltTriton(setting)
+    server = server_of(case, setting)
     server.log = setting.work / f"{case}-{number}.log"
     home = Path(setting.variables["HOME"])
-    if first:
+    if place == 0:
         shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True, exist_ok=True)
     # Otherwise this start would wait for gigabytes that the previous one has extracted.
@@ -136,18 +185,18 @@ def start_once(case: str, number: int, setting: Setting, *, first: bool) -> Star
     beginning = time.monotonic()
     try:
         ready = server.start()
-        run(ask(server.grpc))
+        ask_for_token(server)
         first_token = time.monotonic() - beginning
     finally:
         server.stop()
     log = server.log.read_text(encoding="utf-8", errors="replace")
-    return Start(case, number, first, ready, first_token, phases.parse(log, launch))
+    return Start(case, number, place, ready, first_token, phases.parse(log, launch))
 
 
-def start(case: str, number: int, setting: Setting, report: Report, *, first: bool) -> Start:
+def start(case: str, number: int, setting: Setting, report: Report, *, place: int) -> Start:
     """Start once. If the start fails, note it in the report and start once again."""
     try:
-        return start_once(case, number, setting, first=first)
+        return start_once(case, number, setting, place=place)
     # tritonserver 24.10 sometimes hangs or aborts in its own start, before it loads the model
     # (env/vllm_env/serve/server.py).
     except StartFailedError as error:
@@ -156,47 +205,77 @@ def start(case: str, number: int, setting: Setting, report: Report, *, first: bo
         report.notes.append(f"{case}, start {number + 1}: repeated, because {reason}")
         log = setting.work / f"{case}-{number}.log"
         log.rename(log.with_suffix(".failed.log"))
-        return start_once(case, number, setting, first=first)
+        return start_once(case, number, setting, place=place)
+
+
+def setting_of(
+    case: str, repository: Path | None, options: argparse.Namespace, work: Path
+) -> Setting:
+    """Return the setting of a case, which has a home of its own."""
+    home = work / f"home-{case}"
+    setting = Setting(
+        # By default, the repository names its environment and its engine arguments.
+        environment=options.environment.absolute() if options.environment else Path(),
+        arguments={},
+        triton_root=options.triton_root.absolute(),
+        model_repository=repository or Path(),
+        variables={
+            "HOME": str(home),
+            "XDG_CACHE_HOME": str(home / ".cache"),
+            # The server may write bytecode, whatever this shell has set.
+            "PYTHONDONTWRITEBYTECODE": "",
+        },
+        work=work,
+        instances=options.instances,
+    )
+    if not options.environment:
+        return setting
+    checkpoint = write_checkpoint(_SHAPES[options.shape], work / options.shape)
+    arguments = {
+        "model": str(checkpoint),
+        **COMMON_ARGUMENTS,
+        **(CPU_ARGUMENTS if options.device == "cpu" else {}),
+        **options.engine_arguments,
+    }
+    if options.device == "cpu":
+        variables = {**CPU_VARIABLES, **setting.variables}
+    else:
+        variables = {**(WITHOUT_COMPILER if case == OWN else {}), **setting.variables}
+    return replace(setting, arguments=arguments, variables=variables)
+
+
+def places(options: argparse.Namespace) -> list[int]:
+    """Return for each start of a case how many starts in its home were before."""
+    one_round = [0] * options.first_starts + list(range(1, options.starts + 1))
+    rounds: int = options.rounds
+    return one_round * rounds
 
 
 def start_all(options: argparse.Namespace, work: Path, report: Report) -> None:
-    """Start the cases in turns, first starts before later ones.
+    """Start the cases in turns; in each round, first starts before later ones.
 
     Args:
         options: the command line's options.
         work: folder for homes and logs.
-        report: gets the starts, and is written after each turn.
+        report: gets the starts, and is written after each.
     """
-    total = options.first_starts + options.starts
-    for number in range(total):
-        first = number < options.first_starts
+    work.mkdir(parents=True, exist_ok=True)
+    order = places(options)
+    read = [place for place in (options.triton_root, options.environment) if place]
+    for number, place in enumerate(order):
         for case, repository in options.cases.items():
-            home = work / f"home-{case}"
+            setting = setting_of(case, repository, options, work)
             # With --first-starts 0, an earlier run in this folder must not count, either.
             if number == 0:
-                shutil.rmtree(home, ignore_errors=True)
-            if first and not options.keep_page_cache:
-                drop_page_cache([repository, options.triton_root])
-            variables = {
-                "HOME": str(home),
-                "XDG_CACHE_HOME": str(home / ".cache"),
-                # The server may write bytecode, whatever this shell has set.
-                "PYTHONDONTWRITEBYTECODE": "",
-            }
-            setting = Setting(
-                # The repository names its environment and its engine arguments.
-                environment=Path(),
-                arguments={},
-                triton_root=options.triton_root.absolute(),
-                model_repository=repository,
-                variables=variables,
-                work=work,
-            )
-            print(f"{case}: start {number + 1} of {total}", file=sys.stderr, flush=True)
-            done = start(case, number, setting, report, first=first)
+                shutil.rmtree(setting.variables["HOME"], ignore_errors=True)
+            if place == 0 and not options.keep_page_cache:
+                drop_page_cache([*read, *([repository] if repository else [])])
+            print(f"{case}: start {number + 1} of {len(order)}", file=sys.stderr, flush=True)
+            done = start(case, number, setting, report, place=place)
             report.starts.append(done)
+            # At once: the machine may be taken away.
+            report.write()
             print(f"{case}: ready after {done.ready_s:.1f} s", file=sys.stderr, flush=True)
-        report.write()
 
 
 def main(arguments: list[str]) -> int:
@@ -205,7 +284,9 @@ def main(arguments: list[str]) -> int:
     exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="cold_start_"))).absolute()
     # The first case with a manifest tells the versions.
-    versions = next(filter(None, map(versions_of, options.cases.values())), {})
+    versions = next(filter(None, map(versions_of, filter(None, options.cases.values()))), {})
+    if options.environment:
+        versions = machine.versions_of(options.environment)
     command = f"python3 benchmarks/cold_start.py {shlex.join(arguments)}"
     page_cache = "dropped for the files of the repository and of Triton"
     if options.keep_page_cache:

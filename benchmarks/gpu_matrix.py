@@ -41,6 +41,8 @@ from harness.targets import require_openai_client
 _END_LIMIT_S = 60
 # The exit status of ``exit_on_sigterm``.
 _STOPPED = 143
+# Each takes a fifth of the GPU's memory (COMMON_ARGUMENTS).
+_MOST_AT_ONCE = 4
 _DRIVER = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
 
 
@@ -59,6 +61,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--list", action="store_true", help="show the names of the rows, and end")
     add("--gpus", type=int, choices=(1, 2), default=1, help="GPUs to use (default: %(default)s)")
     add("--device", choices=("gpu", "cpu"), default="gpu")
+    add(
+        "--at-once",
+        type=int,
+        choices=range(1, _MOST_AT_ONCE + 1),
+        default=1,
+        metavar="N",
+        help="rows side by side on a GPU, which then start more slowly (default: %(default)s)",
+    )
     add("--limit", type=float, default=240, metavar="S", help="for a row (default: %(default)s)")
     add("--no-compare", action="store_true", help="leave the engine in process out: twice as fast")
     add("--again", action="store_true", help="run also rows that have a result")
@@ -154,8 +164,9 @@ def run_in_process(row: Row, options: argparse.Namespace, devices: str, work: Pa
 def run_all(rows: list[Row], options: argparse.Namespace, results: Results, work: Path) -> None:
     """Run the rows: those of one GPU side by side, and then those of two."""
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for device in range(options.gpus):
-        free.put(str(device))
+    for _ in range(options.at_once):
+        for device in range(options.gpus):
+            free.put(str(device))
 
     def one(row: Row) -> None:
         devices = free.get() if row.gpus == 1 else ",".join(map(str, range(row.gpus)))
@@ -174,17 +185,15 @@ def run_all(rows: list[Row], options: argparse.Namespace, results: Results, work
         results.put(row.name, result)
         print(f"{row.name}: {verdict(result)}", flush=True)
 
-    with ThreadPoolExecutor(options.gpus) as pool:
-        try:
-            list(pool.map(one, [row for row in rows if row.gpus == 1]))
-        except BaseException:
-            # The pool waits for its rows, which would run on to their limits.
-            for child in psutil.Process().children():
-                child.terminate()
-            raise
-    for row in rows:
-        if row.gpus > 1:
-            one(row)
+    for gpus, threads in ((1, options.gpus * options.at_once), (2, options.at_once)):
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                list(pool.map(one, [row for row in rows if row.gpus == gpus]))
+            except BaseException:
+                # The pool waits for its rows, which would run on to their limits.
+                for child in psutil.Process().children():
+                    child.terminate()
+                raise
 
 
 def verdict(result: dict[str, Any]) -> str:

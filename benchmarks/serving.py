@@ -35,6 +35,7 @@ from harness.workload import Load, most_tokens
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from harness.metrics import Measurement
 
@@ -68,12 +69,17 @@ class Run:
     out: Path | None = None
 
     def add(self, cell: report.Cell, targets: list[Target]) -> None:
-        """Measure one cell on all targets, write the report and print the cell's table."""
-        measured = run_cell(targets, cell, self.options)
-        self.out = self.out or results.take(self.options.out, self.conditions.commit, self.command)
-        self.rounds += measured
+        """Measure one cell on all targets, write each measurement, and print the cell's table."""
+        measured = []
         title = f"Serving, {self.options.shape} shape, dummy weights"
-        report.write(self.out, title, self.conditions, self.notes, self.rounds)
+        for entry in run_cell(targets, cell, self.options):
+            measured.append(entry)
+            self.rounds.append(entry)
+            self.out = self.out or results.take(
+                self.options.out, self.conditions.commit, self.command
+            )
+            # At once: the machine may be taken away.
+            report.write(self.out, title, self.conditions, self.notes, self.rounds)
         print(f"\n{cell.title}\n{report.table(measured)}", flush=True)
 
 
@@ -175,8 +181,8 @@ def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
 
 def run_cell(
     targets: list[Target], cell: report.Cell, options: argparse.Namespace
-) -> list[report.Round]:
-    """Measure one cell: a warm-up of each target, then the rounds."""
+) -> Iterator[report.Round]:
+    """Measure one cell: a warm-up of each target, then the rounds. Yield each measurement."""
     # 1) Warm up
     for target in targets:
         # In open loop, in_flight is only an upper bound, too large for a warm-up.
@@ -185,7 +191,6 @@ def run_cell(
         say(f"{cell.title}: warm-up of {target.name}")
         target.measure(replace(load, in_flight=count, requests=count, seconds=0.0, rate=0.0))
     # 2) Measure; each round begins with another target
-    rounds = []
     for number in range(options.rounds):
         first = number % len(targets)
         for target in targets[first:] + targets[:first]:
@@ -195,10 +200,7 @@ def run_cell(
             time.sleep(options.settle)
             measured, used = measure(target, load_of(cell, options, seed=number + 1))
             memory = target.resident()
-            rounds.append(report.Round(cell, target.name, number, measured, used, memory))
-    # Within a target, sorting keeps the rounds as they are.
-    names = [target.name for target in targets]
-    return sorted(rounds, key=lambda entry: names.index(entry.target))
+            yield report.Round(cell, target.name, number, measured, used, memory)
 
 
 def start(target: Target, notes: list[str]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ANSWER_TOKENS = 16
 _PROMPT_TOKENS = 24
-_REQUEST_LIMIT_S = 120
+REQUEST_LIMIT_S = 120
 # A killed worker: the engine is started again.
 _BACK_LIMIT_S = 150
 GREEDY = {"max_tokens": _ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
@@ -66,7 +66,7 @@ def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
     data = json.dumps(body).encode()
     asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=_REQUEST_LIMIT_S) as answer:
+        with urllib.request.urlopen(asked, timeout=REQUEST_LIMIT_S) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:
@@ -121,7 +121,7 @@ def check_texts(
     answers: list[list[str]] = []
     for backend, port in (("triton", served.grpc), ("openai", served.openai)):
         endpoint = Endpoint(
-            f"127.0.0.1:{port}", served.model, exclude_input=True, stream_timeout=_REQUEST_LIMIT_S
+            f"127.0.0.1:{port}", served.model, exclude_input=True, stream_timeout=REQUEST_LIMIT_S
         )
         whole, streamed = asyncio.run(_texts(backend, endpoint, asked, parameters))
         require_sound(backend, whole, streamed)

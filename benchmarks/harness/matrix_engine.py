@@ -7,9 +7,12 @@ the same in different batches. So their difference is the engine's difference fr
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import sys
+import wave
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +53,24 @@ def _pooled(engine: Any, kind: str) -> Callable[[list[str]], list[list[float]]]:
     return embed if kind == "embedding" else score
 
 
+def _prompt(asked: str | dict[str, str]) -> Any:
+    """Return a prompt for vLLM; one with a picture or a recording has it in base64."""
+    if isinstance(asked, str):
+        return asked
+    data: dict[str, Any] = {}
+    if "image" in asked:
+        from PIL import Image
+
+        data["image"] = Image.open(io.BytesIO(base64.b64decode(asked["image"])))
+    else:
+        import numpy
+
+        with wave.open(io.BytesIO(base64.b64decode(asked["audio"]))) as sound:
+            samples = numpy.frombuffer(sound.readframes(sound.getnframes()), numpy.int16)
+            data["audio"] = (samples.astype(numpy.float32) / 32768, sound.getframerate())
+    return {"prompt": asked["text"], "multi_modal_data": data}
+
+
 def main(question: str) -> None:
     """Start the engine, ask, and print the answer."""
     # stdout is only for the answer. Whatever vLLM and its processes print goes to stderr.
@@ -58,7 +79,7 @@ def main(question: str) -> None:
     from vllm import LLM
 
     asked = json.loads(question)
-    prompts: list[str] = asked["prompts"]
+    prompts: list[Any] = [_prompt(one) for one in asked["prompts"]]
     engine = LLM(**asked["arguments"])
     kind = asked["kind"]
     ask = _pooled(engine, kind) if kind in {"embedding", "score"} else _forced(engine)

@@ -25,11 +25,15 @@ COMMON_ARGUMENTS: dict[str, Any] = {
     "load_format": "dummy",
     "max_model_len": 512,
     "max_num_seqs": 16,
-    "gpu_memory_utilization": 0.5,
-    # Two rows of one machine, and the engine after the server, start with the same memory.
+    # As much must be free when an engine starts, also next to others on the same GPU.
+    "gpu_memory_utilization": 0.2,
+    # Rows side by side, and the engine after the server, start with the same memory.
     "kv_cache_memory_bytes": 2 * 2**30,
 }
-CHECKS = ("text", "embedding", "score", "lora", "choice", "sleep", "kill", "refused")
+CHECKS = (
+    *("text", "embedding", "score", "lora", "choice", "sleep", "kill", "refused"),
+    *("image", "audio", "warm"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Row:
         shape: a key of ``MATRIX_SHAPES``.
         arguments: engine arguments, in addition to ``COMMON_ARGUMENTS``.
         check: one of ``CHECKS``: what is asked. ``lora``, ``choice``, ``sleep`` and ``kill`` (of a
-            worker) ask in addition to ``text``. With ``refused``, the model must not load.
+            worker) ask in addition to ``text``. With ``refused``, the model must not load. With
+            ``warm``, it is loaded once before, and finds the caches as ``--warm`` keeps them.
         gpus: number of GPUs.
         count: number of front ends.
         parameters: of config.pbtxt.
@@ -68,6 +73,7 @@ class Row:
         return {**self.variables, **(NO_MULTICAST if self.gpus > 1 else {})}
 
 
+_REAL = {"load_format": "auto"}
 _TP2 = {"tensor_parallel_size": 2}
 _DP2 = {"data_parallel_size": 2}
 _EP = {"enable_expert_parallel": True}
@@ -76,7 +82,8 @@ _SLEEP = {"OPERATOR_REQUESTS": "sleep,wake_up,is_sleeping"}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 _DRAFT = {"method": "draft_model", "num_speculative_tokens": 3}
 # What matters most comes first: the device time may end in the midst of the table. The engine
-# with data parallelism has no form in one process, and an adapter no forced prompt on a CPU.
+# with data parallelism has no form in one process, and an adapter no forced prompt on a CPU. A vLLM
+# that is pinned by a commit is another environment: run the first row with it.
 ROWS = (
     Row("llama", "llama"),
     Row("fp8-blocks", "qwen3-fp8"),
@@ -109,6 +116,9 @@ ROWS = (
     Row("draft-model", "llama", {"speculative_config": _DRAFT}, draft="llama"),
     Row("structured-output", "llama", check="choice"),
     Row("sleep", "llama", {"enable_sleep_mode": True}, check="sleep", parameters=_SLEEP),
+    Row("picture", "qwen2-vl", _REAL, check="image"),
+    Row("speech", "whisper", {**_REAL, "max_model_len": 448}, check="audio"),
+    Row("warm", "llama", check="warm"),
     Row("tp-2-count-2", "llama", _TP2, gpus=2, count=2),
     Row("tp-2-fp8-blocks", "qwen3-fp8", _TP2, gpus=2),
     Row("pp-2", "llama", {"pipeline_parallel_size": 2}, gpus=2),
@@ -159,7 +169,7 @@ def digest(row: Row, model: Path, device: str) -> str:
         content.update(f"{file.relative_to(model)}\0".encode() + file.read_bytes() + b"\0")
     manifest = model / "vllm_env.json"
     lock = json.loads(manifest.read_text("utf-8"))["lock_digest"] if manifest.is_file() else ""
-    shapes = [MATRIX_SHAPES[name].config for name in (row.shape, row.draft) if name]
+    shapes = [asdict(MATRIX_SHAPES[name]) for name in (row.shape, row.draft) if name]
     about = [lock, device, asdict(row), COMMON_ARGUMENTS, shapes]
     content.update(json.dumps(about, sort_keys=True).encode())
     return content.hexdigest()[:16]

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import struct
 import subprocess
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from harness import matrix_ask, processes
+from harness import matrix_ask, matrix_media, processes
 from harness.matrix_ask import Served, WrongAnswerError
 from harness.matrix_rows import COMMON_ARGUMENTS, require_no_multicast
 from harness.matrix_shapes import MATRIX_SHAPES
@@ -30,17 +31,19 @@ if TYPE_CHECKING:
 
     from harness.matrix_rows import Row
 
+# The values of ``Row.check`` that are names of tensors.
+MEDIA = ("image", "audio")
 # A process that the row has started has this variable, also if its parent has died.
 MARKER = "VLLM_ENV_MATRIX_ROW"
 _STOP_LIMIT_S = 60
 _GONE_LIMIT_S = 5
 # vLLM's defaults need a compiler on the host; the adapter turns the same off by itself.
-_WITHOUT_COMPILER = {
+WITHOUT_COMPILER = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
-_CPU_ARGUMENTS = {"dtype": "float32", "enforce_eager": True}
+CPU_ARGUMENTS = {"dtype": "float32", "enforce_eager": True}
 # Two steps of a float32 near -7.6, which is the log probability of each of 2,048 equal tokens.
 _ROUNDING = 1e-6
 
@@ -48,16 +51,84 @@ _ROUNDING = 1e-6
 def setting_of(row: Row, options: argparse.Namespace, work: Path) -> Setting:
     """Write the checkpoints of a row below ``work``, and return what its servers share."""
     checkpoint = write_checkpoint(MATRIX_SHAPES[row.shape], work / "checkpoint")
+    if MATRIX_SHAPES[row.shape].has_weights:
+        _write_weights(options.environment, checkpoint)
     arguments = {"model": str(checkpoint), **COMMON_ARGUMENTS, **row.arguments}
     if row.draft:
         draft = write_checkpoint(MATRIX_SHAPES[row.draft], work / "draft")
         arguments["speculative_config"] = {**arguments["speculative_config"], "model": str(draft)}
     variables = row.environment()
     if options.device == "cpu":
-        arguments |= _CPU_ARGUMENTS
+        arguments |= CPU_ARGUMENTS
         variables |= CPU_VARIABLES
     setting = Setting.of(options, arguments, work, row.count)
     return replace(setting, variables=variables)
+
+
+def _write_weights(environment: Path, checkpoint: Path) -> None:
+    """Give a checkpoint random weights.
+
+    Raises:
+        CalledProcessError: the environment has no such model.
+    """
+    script = Path(__file__).with_name("matrix_weights.py")
+    command = [str(environment / "bin" / "python"), "-B", str(script), str(checkpoint)]
+    subprocess.run(command, check=True)
+
+
+class WarmTriton(TritonTarget):
+    """A server of a model that has caches, as ``gen_vllm_env.sh --warm`` leaves them.
+
+    Args:
+        setting: as for ``TritonTarget``.
+        caches: a folder that a load has filled.
+    """
+
+    def __init__(self, setting: Setting, caches: Path) -> None:
+        super().__init__(setting)
+        self._caches = caches
+
+    def prepare(self) -> Path:
+        """See ``TritonTarget``."""
+        repository = super().prepare()
+        shutil.copytree(self._caches, repository / self.model / "vllm_cache")
+        return repository
+
+
+def _warmed(setting: Setting) -> WarmTriton:
+    """Load the model once, which fills its caches; return a server that has them.
+
+    Both have an empty home, so that there are no other caches.
+
+    Raises:
+        StartFailedError: the model does not load.
+    """
+    caches = setting.work / "vllm_cache"
+
+    def of_home(name: str, **more: str) -> Setting:
+        home = setting.work / name
+        places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+        home.mkdir(exist_ok=True)
+        return replace(setting, variables={**setting.variables, **places, **more})
+
+    # The variable is that of the builder's serve/warm.py.
+    first = TritonTarget(of_home("home-first", TRITON_VLLM_WARM=str(caches)))
+    try:
+        first.start()
+    finally:
+        first.stop()
+    first.log.rename(first.log.with_name("first.log"))
+    return WarmTriton(of_home("home"), caches)
+
+
+def _require_caches(server: TritonTarget) -> None:
+    """Check that the load has used the caches.
+
+    Raises:
+        WrongAnswerError: it has not.
+    """
+    if "vLLM's caches, filled on" not in server.log.read_text("utf-8", "replace"):
+        raise WrongAnswerError("the log does not say that the caches are used")
 
 
 def run_row(row: Row, options: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -71,10 +142,13 @@ def run_row(row: Row, options: argparse.Namespace, work: Path) -> dict[str, Any]
     shared_before = _shared()
     server = TritonTarget(setting)
     openai = free_port()
-    server.parameters = {"OPENAI_PORT": str(openai), **row.parameters}
+    parameters = {"OPENAI_PORT": str(openai), **row.parameters}
     if row.check == "lora":
-        server.parameters["LORA_DIRECTORY"] = str(write_adapter(row, work / "adapters"))
+        parameters["LORA_DIRECTORY"] = str(write_adapter(row, work / "adapters"))
     try:
+        if row.check == "warm":
+            server = _warmed(setting)
+        server.parameters = parameters
         result["seconds_to_ready"] = round(server.start(), 1)
         served = Served(server.http, server.grpc, openai, server.model)
         numbers = _check(row, served, server, result)
@@ -109,6 +183,9 @@ def _check(
         return matrix_ask.embeddings(served, asked)
     if row.check == "score":
         return matrix_ask.scores(served, asked)
+    if row.check in MEDIA:
+        matrix_media.check_media(served, row.check)
+        return matrix_media.forced_media(served, row.check)
     matrix_ask.check_texts(served, asked)
     if row.check == "lora":
         matrix_ask.check_adapter(served, asked)
@@ -116,6 +193,8 @@ def _check(
         matrix_ask.check_choice(served, asked)
     elif row.check == "sleep":
         matrix_ask.check_sleep(served, asked)
+    elif row.check == "warm":
+        _require_caches(server)
     numbers = matrix_ask.forced(served, asked) if row.compares else None
     if row.check == "kill":
         _kill_worker(server)
@@ -194,7 +273,9 @@ def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[s
         WrongAnswerError: ours is further away than twice the engine's difference from itself.
     """
     kind = row.check if row.check in {"embedding", "score"} else "text"
-    asked = matrix_ask.prompts(MATRIX_SHAPES[row.shape].vocabulary)
+    asked: Sequence[Any] = matrix_ask.prompts(MATRIX_SHAPES[row.shape].vocabulary)
+    if row.check in MEDIA:
+        asked = matrix_media.questions(row.check)
     arguments = {**setting.arguments, "max_num_seqs": 16}
     question = json.dumps({"arguments": arguments, "prompts": asked, "kind": kind})
     python = setting.environment / "bin" / "python"
@@ -246,7 +327,7 @@ def judge(ours: Sequence[Sequence[float]], runs: Sequence[Any]) -> dict[str, Any
 def own_variables(setting: Setting, row: Row) -> dict[str, str]:
     """Return the variables for vLLM without the adapter, which would set them itself."""
     compiler = setting.environment / "bin" / "vllm-env-cc"
-    found = {**_WITHOUT_COMPILER, **setting.variables, **row.environment()}
+    found = {**WITHOUT_COMPILER, **setting.variables, **row.environment()}
     found |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     return found | ({"CC": str(compiler)} if compiler.exists() else {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.shapes import Shape
@@ -121,6 +122,80 @@ _AWQ = {
 }
 
 
+_PICTURE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_QWEN2_VL = {
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vision_start_token_id": _VOCABULARY - 4,
+    "vision_end_token_id": _VOCABULARY - 3,
+    "image_token_id": _VOCABULARY - 2,
+    "video_token_id": _VOCABULARY - 1,
+    "vision_config": {
+        "depth": 2,
+        "embed_dim": 320,
+        "hidden_size": 1024,
+        "num_heads": 4,
+        "mlp_ratio": 4,
+        "in_channels": 3,
+        "patch_size": 14,
+        "spatial_patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+_PICTURE_SIZES = {
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "min_pixels": 3136,
+    "max_pixels": 200704,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+_PICTURE_TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+# Whisper's decoder asks for the language, the task and the form of the answer.
+_SPEECH_TOKENS = (
+    *("<|endoftext|>", "<|startoftranscript|>", "<|en|>"),
+    *("<|transcribe|>", "<|notimestamps|>"),
+)
+_SPEECH_POSITIONS = 448
+_WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"],
+    "model_type": "whisper",
+    "activation_function": "gelu",
+    "d_model": 256,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 1024,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 1024,
+    "num_mel_bins": 80,
+    "max_source_positions": 1500,
+    "max_target_positions": _SPEECH_POSITIONS,
+    "vocab_size": _VOCABULARY,
+    "is_encoder_decoder": True,
+    "decoder_start_token_id": _VOCABULARY - 4,
+    "bos_token_id": _VOCABULARY - 5,
+    "eos_token_id": _VOCABULARY - 5,
+    "pad_token_id": _VOCABULARY - 5,
+    "torch_dtype": "float16",
+}
+_SOUND_SIZES = {
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "processor_class": "WhisperProcessor",
+    "feature_size": 80,
+    "sampling_rate": 16000,
+    "hop_length": 160,
+    "chunk_length": 30,
+    "n_fft": 400,
+    "padding_value": 0.0,
+}
+
+
 def _shape(architecture: str, model_type: str, more: dict[str, Any] | None = None) -> Shape:
     config = {
         **_COMMON,
@@ -160,4 +235,29 @@ MATRIX_SHAPES = {
     ),
     "gpt-oss": _shape("GptOssForCausalLM", "gpt_oss", _GPT_OSS),
     "falcon-h1": _shape("FalconH1ForCausalLM", "falcon_h1", _FALCON_H1),
+    "qwen2-vl": replace(
+        _shape("Qwen2VLForConditionalGeneration", "qwen2_vl", _QWEN2_VL),
+        specials=_PICTURE_TOKENS,
+        template=_PICTURE_TEMPLATE,
+        files={
+            "preprocessor_config.json": {
+                "image_processor_type": "Qwen2VLImageProcessor",
+                "processor_class": "Qwen2VLProcessor",
+                **_PICTURE_SIZES,
+            },
+            "video_preprocessor_config.json": {
+                "video_processor_type": "Qwen2VLVideoProcessor",
+                **_PICTURE_SIZES,
+            },
+        },
+        has_weights=True,
+    ),
+    "whisper": Shape(
+        _VOCABULARY,
+        _SPEECH_POSITIONS,
+        _WHISPER,
+        specials=_SPEECH_TOKENS,
+        files={"preprocessor_config.json": _SOUND_SIZES},
+        has_weights=True,
+    ),
 }

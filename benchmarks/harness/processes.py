@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -65,11 +67,18 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def resident(process: psutil.Process) -> int:
-    """Return the resident memory of a process in bytes.
+    """Return the resident memory of a process in bytes, with its share of shared pages (PSS).
 
-    A sum over processes counts a page that they share once for each of them.
+    So a sum over processes counts each page once.
     """
-    return process.memory_info().rss
+    # psutil would read all of smaps, one paragraph for each mapping.
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup")
+    try:
+        found = re.search(r"^Pss: +(\d+) kB$", rollup.read_text("ascii"), re.MULTILINE)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(process.pid) from error
+    # A process that ends just now has none left.
+    return 1024 * int(found[1]) if found else 0
 
 
 @contextlib.contextmanager

@@ -124,6 +124,7 @@ class Server:
             **os.environ,
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
+            **self.compiler(),
             **self.setting.variables,
         }
         with self.log.open("wb") as log:
@@ -136,6 +137,10 @@ class Server:
                 # The session also has vLLM's processes, which may survive their parent.
                 start_new_session=True,
             )
+
+    def compiler(self) -> dict[str, str]:
+        """Return the variable with which vLLM finds the environment's compiler, if it must."""
+        return {}
 
     def wait_for(self, url: str) -> None:
         """Wait until ``url`` answers with status 200.
@@ -213,6 +218,16 @@ class Server:
         if self.process is not None:
             processes.end_session(self.process.pid)
             self.process.wait()
+
+
+def own_compiler(environment: Path) -> dict[str, str]:
+    """Return the variable for vLLM without the adapter on a host without a C compiler.
+
+    The adapter sets the same by itself.
+    """
+    compiler = environment / "bin" / "vllm-env-cc"
+    has_one = "CC" in os.environ or shutil.which("gcc") or shutil.which("clang")
+    return {"CC": str(compiler)} if compiler.exists() and not has_one else {}
 
 
 def place_model(

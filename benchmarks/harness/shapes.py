@@ -8,7 +8,7 @@ text and however it was split.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,11 +27,25 @@ class Shape:
         vocabulary: number of tokens.
         positions: longest prompt with its answer, in tokens.
         config: the checkpoint's ``config.json``.
+        specials: the last tokens of the vocabulary, which are no words.
+        template: the chat template.
+        files: more JSON files of the checkpoint.
+        has_weights: whether it needs real random weights. Dummy ones are so small that a picture
+            hardly changes an answer.
     """
 
     vocabulary: int
     positions: int
     config: Mapping[str, object]
+    specials: tuple[str, ...] = ()
+    template: str = ""
+    files: Mapping[str, object] = field(default_factory=dict)
+    has_weights: bool = False
+
+    @property
+    def words(self) -> int:
+        """Return the number of tokens that are words."""
+        return self.vocabulary - len(self.specials)
 
 
 def _opt(*, hidden: int, heads: int, layers: int, vocabulary: int, positions: int) -> Shape:
@@ -87,17 +101,22 @@ SHAPES = {
 def write_checkpoint(shape: Shape, folder: Path) -> Path:
     """Write ``config.json`` and the tokenizer of ``shape`` into ``folder``; return ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = {f"{MARK}{i}": i for i in range(shape.vocabulary)}
+    vocabulary = {f"{MARK}{i}": i for i in range(shape.words)}
+    specials = {token: shape.words + i for i, token in enumerate(shape.specials)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": [
+            {"id": number, "content": token, **flags, "special": True}
+            for token, number in specials.items()
+        ],
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": f"{MARK}3"},
+        "model": {"type": "WordLevel", "vocab": vocabulary | specials, "unk_token": f"{MARK}3"},
     }
     # transformers 4 and 5 both know only this class name.
     about = {
@@ -105,7 +124,10 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
         "model_max_length": shape.positions,
         "clean_up_tokenization_spaces": False,
     }
+    if shape.template:
+        about["chat_template"] = shape.template
     files = {
+        **shape.files,
         "config.json": shape.config,
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": about,

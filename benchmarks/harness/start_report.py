@@ -24,7 +24,7 @@ class Start:
     Attributes:
         case: the case's name.
         number: number of the start, from 0.
-        first: whether the home was empty.
+        place: number of the starts in this home before; with 0, it was empty.
         ready_s: seconds from the launch until the server was ready.
         first_token_s: seconds from the launch until the first answer.
         phases: where the time went.
@@ -32,27 +32,35 @@ class Start:
 
     case: str
     number: int
-    first: bool
+    place: int
     ready_s: float
     first_token_s: float
     phases: list[Phase]
 
+    @property
+    def kind(self) -> str:
+        """Return ``first``, ``second`` or ``later``."""
+        return _KINDS[min(self.place, len(_KINDS) - 1)]
+
+
+# The second start finds what the first one has left, and may still have to compile.
+_KINDS = ("first", "second", "later")
+
 
 def table(starts: list[Start]) -> str:
-    """Return the times to ready and to the first token, for first and later starts of each case."""
+    """Return the times to ready and to the first token, for each kind of start and each case."""
     # The cases take turns. So the first case has a start of each kind that another case has.
-    groups: dict[tuple[str, bool], list[Start]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Start]] = defaultdict(list)
     for entry in starts:
-        groups[entry.case, entry.first].append(entry)
+        groups[entry.case, entry.kind].append(entry)
     base = starts[0].case
     rows = []
     for case in dict.fromkeys(entry.case for entry in starts):
-        for first in (True, False):
-            ready = [entry.ready_s for entry in groups[case, first]]
-            token = [entry.first_token_s for entry in groups[case, first]]
+        for kind in _KINDS:
+            ready = [entry.ready_s for entry in groups[case, kind]]
+            token = [entry.first_token_s for entry in groups[case, kind]]
             if ready:
-                compared = median(ready) / median(e.ready_s for e in groups[base, first])
-                kind = "first" if first else "later"
+                compared = median(ready) / median(e.ready_s for e in groups[base, kind])
                 rows.append(
                     [
                         case,
@@ -66,12 +74,14 @@ def table(starts: list[Start]) -> str:
 
 
 def phase_table(starts: list[Start]) -> str:
-    """Return median seconds by phase and case."""
+    """Return median seconds by phase, for each kind of start and each case."""
     cases = list(dict.fromkeys(entry.case for entry in starts))
+    kinds = [f"{case}, {kind}" for case in cases for kind in _KINDS]
+    cases = [name for name in kinds if any(f"{e.case}, {e.kind}" == name for e in starts)]
     seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for entry in starts:
         for phase in entry.phases:
-            seconds[phase.name][entry.case].append(phase.seconds)
+            seconds[phase.name][f"{entry.case}, {entry.kind}"].append(phase.seconds)
     rows = []
     for name, by_case in seconds.items():
         medians = {case: f"{median(values):.1f}" for case, values in by_case.items()}

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
 from harness.load import Client, run_load
 from harness.metrics import Measurement
-from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model
+from harness.servers import (
+    Server,
+    Setting,
+    StartFailedError,
+    as_flags,
+    free_port,
+    own_compiler,
+    place_model,
+)
 from harness.workload import Load
 from loadtest.backends import client_for
 from loadtest.endpoint import Endpoint
@@ -58,6 +66,10 @@ class EngineTarget(Server):
 
     name = "engine"
 
+    def compiler(self) -> dict[str, str]:
+        """See ``Server``."""
+        return own_compiler(self.setting.environment)
+
     def start(self) -> float:
         """See ``Target``."""
         started = time.monotonic()
@@ -92,6 +104,10 @@ class OpenAITarget(Server):
     """vLLM's own server with its completions endpoint."""
 
     name = "openai"
+
+    def compiler(self) -> dict[str, str]:
+        """See ``Server``."""
+        return own_compiler(self.setting.environment)
 
     def start(self) -> float:
         """See ``Target``."""

@@ -1,0 +1,152 @@
+"""Pictures and recordings for the rows of ``gpu_matrix.py``, and what must be true of answers."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import random
+import struct
+import urllib.request
+import wave
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from harness.matrix_ask import GREEDY, REQUEST_LIMIT_S, WrongAnswerError, generate, post
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from harness.matrix_ask import Served
+
+# The text of each request. Only the picture or the recording differs.
+_TEXTS = {
+    "image": "w5 w6 <|vision_start|><|image_pad|><|vision_end|> w7 w8",
+    "audio": "<|startoftranscript|><|en|><|transcribe|><|notimestamps|> w5 w6 w7 w8",
+}
+# 112 pixels are 8 x 8 patches: 16 tokens.
+_SIDE = 112
+# No decoder must resample it.
+_RATE = 16000
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    ends = struct.pack(">I", zlib.crc32(name + content))
+    return struct.pack(">I", len(content)) + name + content + ends
+
+
+def picture(seed: int) -> bytes:
+    """Return a PNG of coloured noise."""
+    source = random.Random(seed)
+    # Each line begins with its filter: none.
+    lines = b"".join(b"\0" + source.randbytes(3 * _SIDE) for _ in range(_SIDE))
+    head = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
+
+
+def recording(seed: int) -> bytes:
+    """Return a WAV with a second of noise."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(_RATE)
+        sound.writeframes(random.Random(seed).randbytes(2 * _RATE))
+    return file.getvalue()
+
+
+_MAKERS: dict[str, Callable[[int], bytes]] = {"image": picture, "audio": recording}
+
+
+def questions(kind: str) -> list[dict[str, str]]:
+    """Return the requests of a row, which the engine in process gets, too.
+
+    Args:
+        kind: ``image`` or ``audio``, which are also names of tensors.
+    """
+    made = (base64.b64encode(_MAKERS[kind](seed)).decode() for seed in range(1, 4))
+    return [{"text": _TEXTS[kind], kind: item} for item in made]
+
+
+def _body(asked: Mapping[str, str], kind: str) -> dict[str, Any]:
+    return {"text_input": asked["text"], kind: [asked[kind]]}
+
+
+def streamed(url: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the events of a stream over HTTP.
+
+    Raises:
+        WrongAnswerError: it refuses, or does not answer.
+    """
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_S) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError as error:
+        raise WrongAnswerError(f"{url} does not answer: {error}") from error
+    events = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
+    return [json.loads(event) for event in events if event != "[DONE]"]
+
+
+def _over_triton(served: Served, asked: Mapping[str, str], kind: str) -> tuple[str, str]:
+    body = {
+        **_body(asked, kind),
+        "exclude_input_in_output": True,
+        "sampling_parameters": json.dumps(GREEDY),
+    }
+    whole = generate(served, body)["text_output"]
+    url = f"http://127.0.0.1:{served.http}/v2/models/{served.model}/generate_stream"
+    return whole, "".join(event["text_output"] for event in streamed(url, {**body, "stream": True}))
+
+
+def _over_port(served: Served, asked: Mapping[str, str]) -> tuple[str, str]:
+    url = f"http://127.0.0.1:{served.openai}/v1/chat/completions"
+    content = [
+        {"type": "text", "text": "w5 w6 "},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{asked['image']}"}},
+        {"type": "text", "text": " w7 w8"},
+    ]
+    body = {"model": served.model, "messages": [{"role": "user", "content": content}], **GREEDY}
+    whole = post(url, body)["choices"][0]["message"]["content"]
+    pieces = [event["choices"][0]["delta"] for event in streamed(url, {**body, "stream": True})]
+    return whole, "".join(piece.get("content") or "" for piece in pieces)
+
+
+def check_media(served: Served, kind: str) -> None:
+    """Ask about each item whole and streamed, over Triton and, for pictures, the OpenAI port.
+
+    The port has no path for recordings.
+
+    Raises:
+        WrongAnswerError: a stream differs from the whole answer, or two items have one answer.
+    """
+    asked = questions(kind)
+    answers = {"triton": [_over_triton(served, one, kind) for one in asked]}
+    if kind == "image":
+        answers["openai"] = [_over_port(served, one) for one in asked]
+    for front_end, pairs in answers.items():
+        for index, (whole, pieces) in enumerate(pairs):
+            if not whole or whole.strip() != pieces.strip():
+                raise WrongAnswerError(
+                    f"{front_end}: {kind} {index} gets {whole!r} whole, and {pieces!r} streamed"
+                )
+        if len(set(pairs)) < len(pairs):
+            raise WrongAnswerError(f"{front_end}: different items get one answer: {pairs}")
+
+
+def forced_media(served: Served, kind: str) -> list[list[float]]:
+    """Return the log probabilities of each prompt's own tokens, next to its item."""
+    parameters = json.dumps({"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0})
+    found = []
+    for one in questions(kind):
+        body = {
+            **_body(one, kind),
+            "sampling_parameters": parameters,
+            "return_prompt_logprobs": True,
+        }
+        answer: Sequence[Any] = json.loads(generate(served, body)["prompt_logprobs"])
+        found.append([next(iter(entry.values()))["logprob"] for entry in answer if entry])
+    return found
