@@ -108,6 +108,12 @@ def test_a_refusal_is_the_final_response(let, given, tasks, code, message):
     assert message in response.error.message
 
 
+def test_a_model_of_speech_takes_texts(let):
+    """Its task has another name, and it transcribes the recording that comes with the text."""
+    job, sent = let(Request(tensors(text_input=b"hi")), tasks=("transcription",))
+    assert (job.order.prompts[0].text, sent) == ("hi", [])
+
+
 def test_an_operator_may_empty_a_full_model(let):
     """What asks the engine itself is none of the requests that the limit counts."""
     limits = Limits(max_requests_in_flight=3, operator_requests=("sleep",))

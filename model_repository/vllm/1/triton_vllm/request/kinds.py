@@ -63,7 +63,9 @@ class Served:
         Raises:
             UnsupportedError: as the official backend says it.
         """
-        if task not in self.fit.facts.tasks:
+        # For text, a model of speech has another task (vllm/tasks.py, GENERATION_TASKS).
+        names = {task, "transcription"} if task == "generate" else {task}
+        if names.isdisjoint(self.fit.facts.tasks):
             raise UnsupportedError(
                 f"{official.FAILED_PREFIX}Model {self.name} does not support '{task}' request"
             )
