@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_env.base import report
+from vllm_env.base.command import COMMAND
 from vllm_env.base.errors import UsageError
 from vllm_env.base.filesystem import write_whole
-from vllm_env.base.workspace import Workspace
+from vllm_env.base.workspace import TEMPLATE, Workspace
 from vllm_env.inside import parts_unpack
 from vllm_env.layout.layout import Packed
 from vllm_env.lock.pylock import Lock
@@ -35,7 +36,7 @@ from vllm_env.serve.smoke import SmokeRequest, SmokeResult, copied, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
-from vllm_env.sketch import TEMPLATE, BuildRequest, check_server, make_sketch, subject_of
+from vllm_env.sketch import BuildRequest, check_server, make_sketch, subject_of
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.together import beside
@@ -82,7 +83,7 @@ def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
                 cause="A build starts its Python, and packs this machine's if conda-forge does not "
                 "answer.",
                 remedy="Build on such a machine. For its --offline --wheelhouse DIR, run here: "
-                f"./gen_vllm_env.sh wheelhouse DIR --platform {sketch.spec.platform}",
+                f"{COMMAND} wheelhouse DIR --platform {sketch.spec.platform}",
             )
         return _Build(workspace, resolve(workspace, sketch)).run()
 

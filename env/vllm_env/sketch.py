@@ -12,7 +12,7 @@ from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.machine import has_gpu, this_platform
 from vllm_env.base.network import require_loopback
-from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
+from vllm_env.base.workspace import PLACE, TEMPLATE, Workspace
 from vllm_env.layout.layout import Layout
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.layout.unpacked import require_places
@@ -33,8 +33,6 @@ from vllm_env.triton.stub_source import StubOptions
 
 PROVISIONED = PLACE / ".triton"
 """The folder of the CPU Triton that is made for machines without a Triton."""
-TEMPLATE = CHECKOUT / "model_repository" / "vllm"
-"""The model's code and configuration, from which another repository or model is completed."""
 # Triton's pb_env.cc has this folder in its code. TMPDIR does not change it.
 TMP = "/tmp"  # noqa: S108
 

@@ -17,13 +17,13 @@ from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL
 from support.small_fixtures import workspace_in
 from support.starts import TRITON, note_start
 from support.triton_client import get
+from vllm_env.base.workspace import TEMPLATE
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import publish
 from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.standin import FACTS
-from vllm_env.sketch import TEMPLATE
 
 if TYPE_CHECKING:
     from pathlib import Path

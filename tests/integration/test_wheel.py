@@ -25,5 +25,9 @@ def test_a_wheel_of_the_packager_works_without_a_checkout(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "vllm_env"]
     done = subprocess.run([*command, "inspect"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert f"{tmp_path}/model_repository/vllm holds no built environment" in done.stderr
+    assert f"build this model: vllm-env --model-repository {tmp_path}/model_repository" in done.stderr
     shown = subprocess.run([*command, "--version"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("vllm-env ")
+    helped = subprocess.run([*command, "--help-all"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert helped.stdout.startswith("usage: vllm-env [SUBCOMMAND]")
+    assert "gen_vllm_env.sh" not in helped.stdout

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from support.patience import LIMIT
 from support.small_fixtures import workspace_in
+from vllm_env.base.workspace import TEMPLATE
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import publish
-from vllm_env.sketch import TEMPLATE
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+from .command import COMMAND
 from .errors import CommandError
 from .process import capture
 
@@ -72,7 +73,7 @@ def complaint(runs: str, driver: str, cuda: str) -> tuple[str, str]:
         update = f"update the driver to {_FIRST_DRIVERS[_major(cuda)]} or newer"
     if _major(runs) < _major(_OLDER_CUDA):
         return what, f"{update[0].upper()}{update[1:]}."
-    return what, f"Build it with ./gen_vllm_env.sh --cuda {_OLDER_CUDA}, or {update}."
+    return what, f"Build it with {COMMAND} --cuda {_OLDER_CUDA}, or {update}."
 
 
 def _major(version: str) -> int:

@@ -10,11 +10,13 @@ Each error has three texts: ``what`` failed, the likely ``cause`` and the next s
 import difflib
 from collections.abc import Iterable
 
+from .command import COMMAND
+
 SPACE_REMEDY = (
-    "Free some space (gen_vllm_env.sh clean), "
+    f"Free some space ({COMMAND} clean), "
     "or point VLLM_ENV_CACHE and TMPDIR to a larger file system."
 )
-REBUILD_REMEDY = "Build it again: ./gen_vllm_env.sh, with the options of its build."
+REBUILD_REMEDY = f"Build it again: {COMMAND}, with the options of its build."
 
 
 class VllmEnvError(Exception):

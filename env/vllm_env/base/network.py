@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .command import COMMAND
 from .errors import CommandError, VllmEnvError
 from .filesystem import write_whole
 from .process import capture, run
@@ -318,7 +319,7 @@ class Network:
                 cause="It is neither in the wheelhouse nor in the cache, "
                 "and --offline touches no network.",
                 remedy="Fill a wheelhouse on a machine with network "
-                "(./gen_vllm_env.sh wheelhouse DIR), or omit --offline.",
+                f"({COMMAND} wheelhouse DIR), or omit --offline.",
             )
 
     def download(self, url: str, sha256: str, target: Path) -> None:

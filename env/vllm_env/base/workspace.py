@@ -10,15 +10,14 @@ from pathlib import Path
 
 from . import report
 from .cache import Cache
+from .command import IS_WHEEL, PACKED_CHECKOUT
 from .locks import locked
 from .network import Network
 
-# A wheel contains the files that it needs of the checkout.
-_PACKED = Path(__file__).resolve().parents[1] / "checkout"
-CHECKOUT = _PACKED if _PACKED.is_dir() else Path(__file__).resolve().parents[3]
+CHECKOUT = PACKED_CHECKOUT if IS_WHEEL else Path(__file__).resolve().parents[3]
 """Has ``env/vllm_env.toml`` with its locks, ``client/``, ``prompts.txt``, ``model_repository/``."""
-IS_WHEEL = _PACKED.is_dir()
-"""Whether this is an installed wheel."""
+TEMPLATE = CHECKOUT / "model_repository" / "vllm"
+"""The model's code and configuration, from which another repository or model is completed."""
 PLACE = Path.cwd() if IS_WHEEL else CHECKOUT
 """Where a build writes by default: the checkout; with an installed wheel, the current folder."""
 TOOLS = Path(sys.executable).parent

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from vllm_env.base.errors import UsageError
 from vllm_env.base.report import Console
+from vllm_env.base.workspace import TEMPLATE
 from vllm_env.build import build
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.publish.adopt import Adoption, read_adoption, stage_template
 from vllm_env.publish.publish import check_writable
-from vllm_env.sketch import TEMPLATE
 
 from .answers import answer_facts, answer_lines
 from .mistakes import check_model_name

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vllm_env.base import report
 from vllm_env.base.cache import default_root
+from vllm_env.base.command import COMMAND
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_writable, tree_size
 from vllm_env.base.locks import remove_unlocked
@@ -52,7 +53,7 @@ def _manifest(options: argparse.Namespace, name: str = "") -> tuple[Path, Manife
 def _others(repository: Path, model: Path) -> tuple[str, str]:
     """Return which built models there are in place of ``model``, and what to do."""
     options = shlex.join(["--model-repository", str(repository), "--model", model.name])
-    build = f"./gen_vllm_env.sh {options}"
+    build = f"{COMMAND} {options}"
     if model.is_dir():
         return "The model is not built yet.", f"Build it: {build}."
     if (repository / MANIFEST_NAME).is_file():

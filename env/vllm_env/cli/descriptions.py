@@ -3,17 +3,19 @@
 The first sentence of a description is the subcommand's line in the help.
 """
 
+from vllm_env.base.command import COMMAND
+
 BUILDS = """\
 Builds a Triton model repository with the vLLM that you pin. It packs vLLM with
 conda-pack, adds the stub that fits, and then serves the model once and asks it
 (the smoke run). Without an argument, it builds the default profile of
 env/vllm_env.toml.
 """
-EXAMPLES = """\
+EXAMPLES = f"""\
 Examples:
-  ./gen_vllm_env.sh --dry-run            what a build would do and download
-  ./gen_vllm_env.sh --vllm 0.32.0        a model with this release
-  ./gen_vllm_env.sh --profile cuda --triton-release 26.07
+  {f"{COMMAND} --dry-run":<37}  what a build would do and download
+  {f"{COMMAND} --vllm 0.32.0":<37}  a model with this release
+  {COMMAND} --profile cuda --triton-release 26.07
                                          for GPUs, and for Triton 26.07
 """
 ADOPTS = """\

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from vllm_env.base.command import COMMAND
 from vllm_env.base.driver import complaint, cuda_of_driver
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import free_space
@@ -179,7 +180,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _cache(workspace: Workspace, spec: Spec) -> Finding:
-    remedy = "Free some (gen_vllm_env.sh clean), or name a larger file system: VLLM_ENV_CACHE=DIR."
+    remedy = f"Free some ({COMMAND} clean), or name a larger file system: VLLM_ENV_CACHE=DIR."
     return _space("cache", workspace.cache.root, BUILD_SPACE[spec.profile], remedy)
 
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vllm_env.base.workspace import CHECKOUT, IS_WHEEL, TOOLS
+from vllm_env.base.command import COMMAND, IS_WHEEL
+from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult
 from vllm_env.model.files import CONFIG_NAME
 from vllm_env.sketch import PROVISIONED, BuildRequest, installed_triton
@@ -70,7 +71,10 @@ def _client() -> list[str]:
 def _door() -> str:
     """Return how to type the program of an installed wheel."""
     program = Path(sys.argv[0]).absolute()
-    return program.name if shutil.which(program.name) == str(program) else _here(program)
+    # `python -m vllm_env` has started a file that nobody can type.
+    if program.name != COMMAND or shutil.which(COMMAND) == str(program):
+        return COMMAND
+    return _here(program)
 
 
 def _in_container(result: BuildResult, request: BuildRequest, models: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ import argparse
 import os
 
 from vllm_env.base.cache import Cache, cache_root, settle_home
+from vllm_env.base.command import COMMAND
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
@@ -27,7 +28,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
     if options.wheelhouse and not options.wheelhouse.is_dir():
         raise UsageError(
             f"--wheelhouse {options.wheelhouse} is not a folder.",
-            remedy="Fill one: ./gen_vllm_env.sh wheelhouse DIR.",
+            remedy=f"Fill one: {COMMAND} wheelhouse DIR.",
         )
     rules = [rule.name for rule in RULES]
     for name in options.keep:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from vllm_env import __version__
+from vllm_env.base.command import PROGRAM
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.layout import LAYOUT_NAMES
 
@@ -66,9 +67,9 @@ def build_parser(name: str = "", folder: str = "") -> CommandParser:
 
     Without the name of one, its help names all subcommands. ``folder`` is its argument, if any.
     """
-    words = ("gen_vllm_env.sh", name or "[SUBCOMMAND]", "[OPTION ...]", folder)
+    words = (PROGRAM, name or "[SUBCOMMAND]", "[OPTION ...]", folder)
     parser = CommandParser(
-        prog=f"gen_vllm_env.sh {name}".strip(),
+        prog=f"{PROGRAM} {name}".strip(),
         usage=" ".join(filter(None, words)),
         # Without abbreviations: a script with --quie must not change its meaning with a new option.
         allow_abbrev=False,
@@ -250,9 +251,7 @@ def _add_network(group: argparse._ActionsContainer) -> None:
 
 
 def _named(name: str, description: str) -> CommandParser:
-    parser = CommandParser(
-        prog=f"gen_vllm_env.sh {name}", allow_abbrev=False, description=description
-    )
+    parser = CommandParser(prog=f"{PROGRAM} {name}", allow_abbrev=False, description=description)
     parser.options_of_build = build_parser("build").options
     # Every subcommand takes them: the bootstrap, which all pass through, may have to fetch tools.
     # Of these, only doctor uses them itself.

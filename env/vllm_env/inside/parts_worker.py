@@ -79,7 +79,7 @@ def _link(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, packed: 
             if stream.read(len(piece)) != piece:
                 sys.exit(
                     f"{packed} is not the file that was packed. "
-                    "Remove the cache (gen_vllm_env.sh clean), then build again."
+                    "Remove the cache (subcommand clean), then build again."
                 )
     try:
         os.link(packed, path)

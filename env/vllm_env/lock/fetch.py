@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from vllm_env.base import report
+from vllm_env.base.command import COMMAND
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import RefusedError
@@ -168,5 +169,5 @@ def _not_in(folder: Path, wheel: LockedWheel) -> VllmEnvError:
         f"The wheelhouse {folder} does not have the locked file {wheel.file} "
         f"with sha256 {wheel.sha256}.",
         cause=f"It has {', '.join(sorted(found)) or f'no file of {wheel.name}'}.",
-        remedy="Fill it again with this checkout: ./gen_vllm_env.sh wheelhouse DIR.",
+        remedy=f"Fill it again with this program: {COMMAND} wheelhouse DIR.",
     )

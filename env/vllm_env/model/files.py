@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from google.protobuf import text_format
 
+from vllm_env.base.command import COMMAND
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.workspace import TEMPLATE
 
 from .manifest import Manifest
 
@@ -25,7 +27,7 @@ OFFICIAL_ARGS_NAME = f"{VERSION_FOLDER}/model.json"
 ENVIRONMENT_PARAMETER = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 
-_COPY = "Copy it from this checkout's model_repository/vllm."
+_COPY = f"Copy it from {TEMPLATE}."
 
 
 def read_config(model: Path) -> "ModelConfig":
@@ -141,7 +143,7 @@ def check_model_folder(model: Path) -> None:
             cause="It is a model of Triton's official vLLM backend, which does not use the built "
             "environment.",
             remedy="Make a model of this project from it: "
-            f"./gen_vllm_env.sh adopt {model} --model NEW. Or name another --model.",
+            f"{COMMAND} adopt {model} --model NEW. Or name another --model.",
         )
     check_engine_args(model)
 

@@ -39,8 +39,8 @@ _MODULE = "_vllm_env_runtime"
 _PTH = "00_vllm_env.pth"
 _GUARD = "00_vllm_env_machine.pth"
 _WRONG_MACHINE = (
-    f"This model was built for {ARM64.name}, and this machine is another one. Build it again with "
-    f"./gen_vllm_env.sh on this machine, or serve it on {ARM64.name}."
+    f"This model was built for {ARM64.name}, and this machine is another one. Build it again on "
+    f"this machine, or serve it on {ARM64.name}."
 )
 
 

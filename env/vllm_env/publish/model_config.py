@@ -44,7 +44,7 @@ _PLACE = (
 )
 _ADDED = """\
 
-# Added by gen_vllm_env.sh adopt; the model declares its tensors itself.
+# Added by vllm-env's adopt; the model declares its tensors itself.
 parameters {{
   key: "{name}"
   value: {{ string_value: "{place}" }}

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from vllm_env.base.command import COMMAND
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.model.files import (
     CONFIG_NAME,
@@ -105,7 +106,7 @@ def _check_backend(model: Path, backend: str, environment: str) -> None:
         and (model / VERSION_FOLDER / "triton_vllm").is_dir()
     )
     if backend == "python" and is_ours:
-        build = f"./gen_vllm_env.sh --model-repository {model.parent} --model {model.name}"
+        build = f"{COMMAND} --model-repository {model.parent} --model {model.name}"
         raise VllmEnvError(
             f"{model} is a model of this project already.",
             cause="Only a model of Triton's vLLM backend can be adopted.",

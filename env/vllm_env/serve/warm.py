@@ -13,8 +13,8 @@ from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import give_tree, make_readable, owner_of
-from vllm_env.base.workspace import Workspace
-from vllm_env.model.files import arguments_file
+from vllm_env.base.workspace import TEMPLATE, Workspace
+from vllm_env.model.files import VERSION_FOLDER, arguments_file
 from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.publish.exchange import (
     exchange,
@@ -133,9 +133,8 @@ def _finish(caches: Path, log: Path) -> tuple[int, int]:
         raise VllmEnvError(
             "--warm: the model loaded, but vLLM left no caches.",
             cause="The model's folder has another 1/model.py than this project's, or an older one.",
-            remedy=(
-                f"Copy 1/ from this checkout's model_repository/vllm. The server's log is {log}."
-            ),
+            remedy=f"Copy {TEMPLATE / VERSION_FOLDER} into the model's folder. "
+            f"The server's log is {log}.",
         )
     # vLLM creates some files with mode 0600.
     make_readable(caches)

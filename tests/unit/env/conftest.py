@@ -17,10 +17,11 @@ from support.small_build import small_lock
 from support.small_fixtures import workspace_in
 from vllm_env import build as module
 from vllm_env import plan
+from vllm_env.base.workspace import TEMPLATE
 from vllm_env.layout.directory import Directory
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.publish import publish
-from vllm_env.sketch import TEMPLATE, BuildRequest
+from vllm_env.sketch import BuildRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

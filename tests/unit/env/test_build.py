@@ -16,11 +16,12 @@ from support.patience import wait_for
 from support.repositories import copied_checkout
 from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.workspace import TEMPLATE
 from vllm_env.build import build
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.serve.standin import FACTS
-from vllm_env.sketch import TEMPLATE, BuildRequest
+from vllm_env.sketch import BuildRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

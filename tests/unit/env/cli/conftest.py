@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import triton_folder
+from vllm_env.base.workspace import TEMPLATE
 from vllm_env.build import BuildResult
 from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.lock.lock import inputs_of
@@ -19,7 +20,6 @@ from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed
-from vllm_env.sketch import TEMPLATE
 from vllm_env.triton.root import TritonRoot, rules_of
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ import pytest
 from support.patience import LIMIT, pause
 from support.repositories import CHECKOUT
 from vllm_env.base.errors import CommandError
+from vllm_env.base.workspace import TEMPLATE
 from vllm_env.build import BuildResult
 from vllm_env.cli.main import main
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
-from vllm_env.sketch import TEMPLATE
 from vllm_env.triton.root import is_plain
 
 if TYPE_CHECKING:
@@ -189,12 +189,17 @@ def test_an_installed_wheel_names_itself(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(program)])
     monkeypatch.setattr("vllm_env.cli.next_steps.IS_WHEEL", True)
+    monkeypatch.setattr("vllm_env.cli.next_steps.COMMAND", "vllm-env")
     monkeypatch.setattr("vllm_env.cli.next_steps.installed_triton", lambda: built.triton.path)
     assert _run() == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "  venv/bin/vllm-env serve",
         "  venv/bin/vllm-env client --iterations 10",
     ]
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.argv", [f"{tmp_path}/site/vllm_env/__main__.py"])
+        assert _run() == 0
+        assert capsys.readouterr().out.splitlines()[-2] == "  vllm-env serve"
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr("vllm_env.cli.next_steps.installed_triton", lambda: None)
     assert _run("--model-repository", tmp_path / "mine", "--model", "opt") == 0
