@@ -118,10 +118,22 @@ def installed_triton() -> Path | None:
     return None
 
 
-def default_profile(root: Path | None) -> str:
-    """Return ``cuda`` in a Triton container with a GPU, else ``cpu``."""
+def choose_profile(
+    named: str | None,
+    root: Path | None,
+    overrides: Overrides,
+    spec_file: Path | None = None,
+) -> str:
+    """Return the profile of a build: the named one, the spec's only one, else the default.
+
+    The default is ``cuda`` with ``--cuda`` or in a Triton container with a GPU, else ``cpu``.
+    """
+    # A spec that --save wrote has only one profile: the user need not name it.
+    if profile := named or (only_profile(spec_file) if spec_file else None):
+        return profile
     # Another Triton here is the provisioned one, which has no support for GPUs.
-    return "cuda" if root == CONTAINER_ROOT and has_gpu() else "cpu"
+    is_for_gpu = root == CONTAINER_ROOT and has_gpu()
+    return "cuda" if overrides.torch_backend or is_for_gpu else "cpu"
 
 
 def find_triton(workspace: Workspace, root: Path | None, release: str = "") -> TritonRoot:
@@ -180,12 +192,8 @@ def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
     check_model_folder(request.model_folder)
     changes_count(request.model_folder, request.count)
     # 2) What it is made for
-    # A spec that --save wrote has only one profile: the user need not name it.
-    alone = only_profile(request.spec_file) if request.spec_file else None
     root = request.triton_root or installed_triton()
-    # --cuda names the profile, too.
-    default = "cuda" if request.overrides.torch_backend else default_profile(root)
-    profile = request.profile or alone or default
+    profile = choose_profile(request.profile, root, request.overrides, request.spec_file)
     spec = load_spec(profile, request.overrides, request.spec_file, request.platform)
     # 3) The Triton that will serve it
     # Not served there: a GPU on this machine would not help.
@@ -265,7 +273,7 @@ def _check_gpu(request: BuildRequest, profile: str) -> str:
     Raises:
         VllmEnvError: it cannot, and the user has asked for it.
     """
-    # The default profile is "cuda" only on a machine with a GPU.
+    # Without --profile and --cuda, the profile is "cuda" only on a machine with a GPU.
     if profile != "cuda" or has_gpu():
         return ""
     cannot = "this machine has no GPU that programs here can use, and the profile is cuda."

@@ -24,7 +24,7 @@ from vllm_env.model.files import check_model
 from vllm_env.model.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
 from vllm_env.plan import UNKNOWN, preview
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
-from vllm_env.sketch import BuildRequest, default_profile, installed_triton
+from vllm_env.sketch import BuildRequest, choose_profile, installed_triton
 from vllm_env.triton.root import open_root
 from vllm_env.unpack import unpack as unpack_environment
 from vllm_env.verify.verify import opened, verify_tree
@@ -233,9 +233,8 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     """Print what this machine and its Triton can do; return 1 if there is a problem."""
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
-    variant = variant_of(options.cuda) if options.cuda else None
-    profile = options.profile or ("cuda" if variant else default_profile(path))
-    spec = load_spec(profile, Overrides(torch_backend=variant))
+    overrides = Overrides(torch_backend=variant_of(options.cuda) if options.cuda else None)
+    spec = load_spec(choose_profile(options.profile, path, overrides), overrides)
     workspace = open_workspace(options)
     findings = examine(workspace, triton, spec)
     if options.audit:

@@ -199,7 +199,7 @@ def _add_environment(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--profile",
         choices=("cuda", "cpu"),
-        help="default: cuda in a Triton container with a GPU, else cpu",
+        help="default: cuda with --cuda or in a Triton container with a GPU, else cpu",
     )
     group.add_argument(
         "--cuda",

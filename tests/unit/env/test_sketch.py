@@ -15,7 +15,7 @@ from vllm_env import sketch as module
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.layout.layouts import LAYOUTS
 from vllm_env.lock.spec import Overrides
-from vllm_env.sketch import BuildRequest, default_profile, find_triton, installed_triton, make_sketch
+from vllm_env.sketch import BuildRequest, choose_profile, find_triton, installed_triton, make_sketch
 from vllm_env.triton.root import open_root
 
 if TYPE_CHECKING:
@@ -49,9 +49,19 @@ def test_the_default_profile_is_cuda_in_a_container_with_a_gpu(tmp_path: Path, m
     container, provisioned = _places(monkeypatch, tmp_path, container=True, provisioned=True)
     roots = [container, provisioned, None]
     monkeypatch.setattr(module, "has_gpu", lambda: True)
-    assert [default_profile(root) for root in roots] == ["cuda", "cpu", "cpu"]
+    assert [choose_profile(None, root, Overrides()) for root in roots] == ["cuda", "cpu", "cpu"]
     monkeypatch.setattr(module, "has_gpu", lambda: False)
-    assert [default_profile(root) for root in roots] == ["cpu", "cpu", "cpu"]
+    assert [choose_profile(None, root, Overrides()) for root in roots] == ["cpu", "cpu", "cpu"]
+
+
+def test_what_the_user_names_goes_before_the_default_profile(tmp_path: Path) -> None:
+    """First --profile, then the only profile of the spec, then --cuda."""
+    spec, older = tmp_path / "spec.toml", Overrides(torch_backend="cu129")
+    spec.write_text('[profile.cpu]\nvllm = "0.32.0"\n')
+    assert choose_profile("cuda", None, Overrides(), spec) == "cuda"
+    assert choose_profile(None, None, older, spec) == "cpu"
+    spec.write_text('[profile.cpu]\nvllm = "0.32.0"\n[profile.cuda]\nvllm = "0.32.0"\n')
+    assert [choose_profile(None, None, overrides, spec) for overrides in (older, Overrides())] == ["cuda", "cpu"]
 
 
 def test_a_named_triton_wins(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support import triton_folder
 from support.fake_driver import make_driver
 from support.small_fixtures import workspace_in
 from vllm_env.cli import doctor
@@ -196,6 +197,22 @@ def test_json_lists_every_finding(capsys: pytest.CaptureFixture[str]):
     findings = json.loads(capsys.readouterr().out)
     assert {"Triton", "stub", "GPU", "ports"} <= {f["name"] for f in findings}
     assert status == int(any(f["state"] == "problem" for f in findings))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_gpu", "profile"),
+    [([], False, "cpu"), ([], True, "cuda"), (["--cuda", "12.9"], False, "cuda"), (["--profile", "cpu"], True, "cpu")],
+)
+def test_doctor_looks_at_the_profile_that_a_build_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], is_gpu: bool, profile: str
+):
+    """In a container: one function decides for both."""
+    seen = []
+    monkeypatch.setattr("vllm_env.sketch.CONTAINER_ROOT", triton_folder.make_root(tmp_path))
+    monkeypatch.setattr("vllm_env.sketch.has_gpu", lambda: is_gpu)
+    monkeypatch.setattr("vllm_env.cli.commands.examine", lambda _, __, spec: seen.append(spec.profile) or [])
+    assert main(["doctor", *options]) == 0
+    assert seen == [profile]
 
 
 def test_what_compiles_at_run_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
