@@ -1,7 +1,6 @@
 """Export built models: check them, unpack their environments, and write the image."""
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from packaging.utils import canonicalize_name
 
 from vllm_env.base import report
 from vllm_env.base.cache import key_of
-from vllm_env.base.errors import REBUILD_REMEDY, UsageError, VllmEnvError
+from vllm_env.base.errors import REBUILD_REMEDY, VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.new_folder import filled, prepare
 from vllm_env.layout.directory import Directory
@@ -32,6 +31,7 @@ from .compression import COMPRESSIONS
 from .image import INDEX, Image, WrittenLayer
 from .layers import MODELS, Content, plan_layers
 from .own_files import find_own_files
+from .refusals import check_arguments
 
 DOCKERFILE = "Dockerfile"
 _DOCKERFILE = """\
@@ -84,7 +84,7 @@ def export(
     folder = folder.absolute()
     # A tag cannot have the + of a local version.
     tag = tag or models[0][1].vllm.version.replace("+", "-")
-    _check_arguments(models, folder, tag)
+    check_arguments(models, folder, tag)
     prepare(folder, INDEX)
     left_out: list[Path] = []
     with report.stage("export"):
@@ -110,36 +110,6 @@ def export(
         size = sum(layer.size for layer in image.layers)
         report.step(f"{folder}, {size / 1e6:.0f} MB")
     return Exported(folder, digest, tag, tuple(image.layers), tuple(left_out))
-
-
-def _check_arguments(models: list[tuple[Path, Manifest]], folder: Path, tag: str) -> None:
-    # The distribution specification has this form.
-    if not re.fullmatch(r"\w[\w.-]{0,127}", tag, re.ASCII):
-        raise UsageError(
-            f"--tag {tag!r} is not a tag.",
-            remedy="Use up to 128 letters, digits, underscores, points and dashes, such as 0.32.0.",
-        )
-    if ":" in str(folder):
-        raise UsageError(
-            f"{folder} has a colon, after which skopeo and oras expect a tag.",
-            remedy="Name another folder.",
-        )
-    names = [model.name for model, _ in models]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"Two models have the name {name}.", remedy="Name each --model once.")
-    releases = sorted({manifest.triton_release for _, manifest in models})
-    if len(releases) > 1:
-        raise UsageError(
-            f"The models are built for Triton {' and '.join(releases)}, and one server loads all.",
-            remedy="Export each on its own, or build them for one release.",
-        )
-    platforms = sorted({manifest.platform for _, manifest in models})
-    if len(platforms) > 1:
-        raise UsageError(
-            f"The models are built for {' and '.join(platforms)}, and an image is for one of them.",
-            remedy="Export each on its own.",
-        )
 
 
 def _read_model(model: Path, manifest: Manifest, scratch: Path) -> tuple[Content, list[Path]]:
