@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 from vllm_env.base.errors import UsageError
 
-# What the profile and vLLM ask for is for CUDA 13. Two things of it cannot be beside CUDA 12:
+# What the profile and vLLM ask for is for CUDA 13. Two packages of it do not fit CUDA 12:
 # - cuda-python 13 needs cuda-bindings 13, and torch for CUDA 12 needs cuda-bindings 12. Before
 #   12.9, cuda-python had files of its own that cuda-bindings has, too.
 _OVERRIDES_FOR_CUDA_12 = ("cuda-python>=12.9,<13",)

@@ -1,7 +1,7 @@
 """The bill of materials of a built model, ``vllm_env.cdx.json`` (CycloneDX 1.5).
 
-It has what others made and the model brings: each conda package and each wheel, the stub, and each
-shared library that the build took from this machine or from Triton. The C compiler of GPU kernels
+It lists what others made: each conda package and each wheel, the stub, and each shared library that
+the build took from this machine or from Triton. The C compiler of GPU kernels
 is the wheel ziglang.
 """
 

@@ -43,7 +43,7 @@ class Prompt:
 
     @property
     def media_source(self) -> str | None:
-        """The input with pictures, audio or video; None if there are none."""
+        """The input with pictures, audio or video; None if the request has no such input."""
         if self.chat is not None and self.chat.media:
             return "messages"
         return next(iter(self.media), None)

@@ -173,7 +173,7 @@ class Middleware:
         self._rules.fit.gate.let_in()
 
     def _content(self, path: str, read: bytes) -> tuple[bytes, Content]:
-        """Return the body as vLLM may read it, and what is left to check."""
+        """Return the body as vLLM may read it, and the content that is still to be checked."""
         rules = self._rules
         if self.application is None:
             raise UnavailableError(DEAD)
