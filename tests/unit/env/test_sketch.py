@@ -254,3 +254,26 @@ def test_a_loopback_interface_that_is_down_is_told_before_the_build(
         make_sketch(workspace, replace(planned, smoke=True))
     assert "ip link set lo up" in caught.value.remedy
     make_sketch(workspace, replace(planned, smoke=False))
+
+
+def test_a_model_of_the_official_backend_is_refused(
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What would be placed beside its configuration would not be served; the message names adopt."""
+    model = planned.model_folder
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "vllm"')
+    (model / "1" / "model.json").write_text("{}")
+    with pytest.raises(VllmEnvError, match='names the backend "vllm"') as caught:
+        make_sketch(workspace, planned)
+    assert "adopt" in caught.value.remedy
+
+
+def test_a_repository_that_cannot_be_written_is_refused_first(
+    workspace: Workspace, planned: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a Triton is even looked for."""
+    monkeypatch.setattr(module, "find_triton", lambda *_: pytest.fail("a Triton is looked for"))
+    (tmp_path / "file").touch()
+    with pytest.raises(VllmEnvError, match="is not a folder"):
+        make_sketch(workspace, replace(planned, repository=tmp_path / "file"))

@@ -157,3 +157,12 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "file", "text")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mount_points_at_and_below_a_folder_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those above it nor those of a folder whose name begins alike."""
+    model = tmp_path / "vllm"
+    _mounted(tmp_path, monkeypatch, tmp_path, model, model / "1" / "weights", tmp_path / "vllm_2", model / "file")
+    assert mounts_in(model) == [model, model / "1" / "weights", model / "file"]
+    assert mounts_in(model / "1") == [model / "1" / "weights"]
+    assert mounts_in(model / "adapters") == []

@@ -17,7 +17,7 @@ from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.network import Network, NetworkError, PipConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 CLOSED = "http://127.0.0.1:9"  # the discard port, on which nothing listens
 
@@ -234,3 +234,27 @@ def test_a_setting_stays_if_it_only_says_how_to_get_packages(monkeypatch: pytest
     changes = module.without_uv_settings()
     assert set(changes) >= {"UV_EXCLUDE_NEWER", "UV_TORCH_BACKEND", "UV_NEW_SETTING", "VIRTUAL_ENV"}
     assert not set(changes) & set(kept)
+
+
+@pytest.fixture
+def sources_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Network], list[str]]:
+    """What uv is started with after its own arguments, by the way to the network."""
+    monkeypatch.setattr("vllm_env.base.network.run", lambda argv, **_: "\n".join(map(str, argv)))
+    return lambda network: network.uv(["lock"], "resolve", torch_backend="cpu").splitlines()[2:]
+
+
+def test_offline_uv_is_told_so() -> None:
+    """uv may use its cache and folders, so it runs, with its own --offline."""
+    with pytest.raises(CommandError, match="resolve something") as caught:
+        Network(offline=True).uv(["pip", "compile", "--quiet", "/dev/null", "--no-such-option"], "resolve something")
+    assert "--no-such-option" in caught.value.tail
+
+
+def test_a_wheelhouse_is_the_only_source(tmp_path: Path, sources_of: Callable[[Network], list[str]]) -> None:
+    """With --wheelhouse no index and no configured folder is asked, and no mirror of PyTorch's index either."""
+    pip = PipConfig("https://index.test/simple", find_links=("/wheels",))
+    sources = sources_of(Network(pip, wheelhouse=tmp_path, torch_index="https://mirror.test/cpu"))
+    assert sources == ["--offline", "--no-index", "--find-links", str(tmp_path)]
+    assert {"https://index.test/simple", "https://mirror.test/cpu"} <= {
+        *sources_of(Network(pip, torch_index="https://mirror.test/cpu"))
+    }

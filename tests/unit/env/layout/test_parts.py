@@ -243,3 +243,11 @@ def test_space_for_a_server_is_asked_for_unless_it_has_its_environment(place: Pa
     (place / "k.lock").touch()
     parts_places.mark(str(place / "k"), synced=True)
     places.require_places(2 * 10**9, "the smoke run")
+
+
+def test_the_key_follows_the_layout_and_the_code_that_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are no archive, and other code that unpacks them makes others."""
+    assert len({layout.key("a") for layout in LAYOUTS.values()}) == len(LAYOUTS)
+    before = LAYOUT.key("a")
+    monkeypatch.setattr(parts, "file_sha256", lambda _: "another")
+    assert LAYOUT.key("a") != before

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from packaging.pylock import Package, PackageWheel
+from packaging.pylock import Package, PackageArchive, PackageWheel
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -55,3 +57,20 @@ def test_a_torchvision_for_another_cuda_version_is_refused() -> None:
         _check_variant(load_spec("cuda", Overrides(torch_backend="cu129")), versions)
     _check_variant(load_spec("cuda", Overrides(torch_backend="cu129")), {**versions, "torchvision": "0.29.0+cu129"})
     _check_variant(load_spec("cuda", Overrides()), versions)
+
+
+def test_a_wheel_of_a_url_keeps_the_place(spec: Spec) -> None:
+    """No index has it; the version is the one in its file's name."""
+    archive = PackageArchive(url="https://files.test/demo-1.2%2Bx-py3-none-any.whl", size=9, hashes={"sha256": "2" * 64})
+    locked = _locked(Package(name=canonicalize_name("demo"), archive=archive), archive, _PINNED, spec)
+    assert (locked.version, locked.file, locked.url, locked.size) == ("1.2+x", "demo-1.2+x-py3-none-any.whl", archive.url, 9)
+
+
+def test_the_pinned_wheel_is_read_where_it_lies(spec: Spec, tmp_path: Path) -> None:
+    """Its digest and size come from the file, not from what uv wrote."""
+    wheel = tmp_path / "vllm-0.99.0-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    archive = PackageArchive(path=str(wheel), hashes={"sha256": ""})
+    pinned = PinnedVllm(f"vllm @ {wheel.as_uri()}", origin="wheel", wheel=wheel)
+    locked = _locked(Package(name=canonicalize_name("vllm"), archive=archive), archive, pinned, spec)
+    assert (locked.url, locked.size, len(locked.sha256)) == (wheel.as_uri(), 5, 64)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.small_fixtures import workspace_in
+from vllm_env import inside
 from vllm_env.base.machine import EPOCH
 from vllm_env.prefix import bytecode
 from vllm_env.prefix.bytecode import compile_prefix
@@ -129,3 +130,14 @@ def test_a_conda_forge_prefix_has_a_link_to_its_library_folder(tmp_path: Path) -
     (prefix / "lib/python3.1").symlink_to(PACKAGES.parent.name)
     compile_prefix(workspace, prefix, PYTHON, OWNED)
     assert len(list(workspace.cache.path("bytecode").iterdir())) == 2
+
+
+def test_bytecode_is_compiled_with_a_fixed_hash_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, totals: list[str]) -> None:
+    """Python 3.10 compiles sets in the order of their hashes. The user's own variables do not count."""
+    code = "import os, sys; print(sys.flags.hash_randomization, *(name for name in os.environ if name.startswith('PYTHON')))"
+    (tmp_path / "compile_tree.py").write_text(code)
+    monkeypatch.setattr(inside, "FOLDER", tmp_path)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    compile_prefix(workspace_in(tmp_path / "cache"), prefix_in(tmp_path / "made" / "env"), PYTHON, {})
+    assert [line.strip() for line in totals] == ["0 PYTHONHASHSEED"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.prefix.file_owners import Clash, Distribution, check_clashes, find_clashes, read_installed
+from vllm_env.prefix.file_owners import Clash, Distribution, Owned, check_clashes, find_clashes, read_installed
 
 CORE, SHIM = Distribution("cuda-bindings", "13.5.0"), Distribution("cuda-python", "12.6.2.post1")
 
@@ -148,3 +148,21 @@ def test_what_nothing_imports_may_clash(tmp_path: Path) -> None:
     deeper = tuple(Clash(c.one, c.other, f"package/{c.path}") for c in clashes)
     with pytest.raises(VllmEnvError, match="own 2 files"):
         check_clashes(deeper, owned)
+
+
+def test_a_small_package_inside_a_large_one_is_no_second_build_of_it() -> None:
+    """All files of the old package are in the new one, which has many more: a newer version helps, not to drop it."""
+    small = {f"cuda/part{n}.py": "old" for n in range(4)}
+    owned = {CORE: Owned({f"cuda/part{n}.py": "new" for n in range(40)}), SHIM: Owned(small)}
+    with pytest.raises(VllmEnvError) as caught:
+        check_clashes(find_clashes(owned), owned)
+    assert "cuda-python>=13" in caught.value.remedy
+
+
+def test_three_owners_are_three_pairs(tmp_path: Path) -> None:
+    """Each two are named; the message explains one and counts the others."""
+    wheels = [_wheel(tmp_path, f"p{n}-1.0", {"m.py": f"{n}", **{f"p{n}/{i}.py": "" for i in range(9)}}) for n in range(3)]
+    owned = read_installed(_install(wheels, tmp_path / "site-packages"))
+    assert len(find_clashes(owned)) == 3
+    with pytest.raises(VllmEnvError, match="2 more pairs"):
+        check_clashes(find_clashes(owned), owned)

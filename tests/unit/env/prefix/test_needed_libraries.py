@@ -144,3 +144,11 @@ def test_the_message_names_file_library_packages_and_remedy(tmp_path: Path) -> N
         check_missing_libraries(find_needed_libraries(tmp_path / "env", "cpu"))
     assert "libnuma.so.1, needed by lib/vllm/_C.abi3.so and 2 more" in caught.value.what
     assert "apt-get install libnuma1" in caught.value.remedy
+
+
+def test_many_libraries_are_counted_and_not_listed() -> None:
+    """A message stays readable when an environment lacks all of FFmpeg."""
+    found = NeededLibraries(tuple(Need("demo.so", f"libpart{n}.so.1") for n in range(9)), (2, 34))
+    with pytest.raises(VllmEnvError, match="and 5 more") as caught:
+        check_missing_libraries(found)
+    assert "libpart8" not in str(caught.value)

@@ -133,3 +133,14 @@ def test_processes_are_asked_before_they_are_killed(start: Start) -> None:
     end([willing], grace=60)
     end([deaf], grace=0.5)
     assert (deaf.wait(), willing.wait()) == (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def test_a_later_process_with_the_same_id_is_another(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids are used again: what was noted of a dead process must not hit the one that has its number now."""
+    now = start(_SLEEP)
+    before = psutil.Process(now.pid)
+    monkeypatch.setattr(before, "_ident", (now.pid, 1.0))  # as if it had begun in 1970
+    assert not is_alive(before)
+    assert members(_NOBODY, "no such marker", [before]) == []
+    end([before], grace=0)
+    assert is_alive(now)
