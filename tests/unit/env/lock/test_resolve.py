@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from packaging.pylock import Package, PackageArchive, PackageWheel
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -64,13 +62,3 @@ def test_a_wheel_of_a_url_keeps_the_place(spec: Spec) -> None:
     archive = PackageArchive(url="https://files.test/demo-1.2%2Bx-py3-none-any.whl", size=9, hashes={"sha256": "2" * 64})
     locked = _locked(Package(name=canonicalize_name("demo"), archive=archive), archive, _PINNED, spec)
     assert (locked.version, locked.file, locked.url, locked.size) == ("1.2+x", "demo-1.2+x-py3-none-any.whl", archive.url, 9)
-
-
-def test_the_pinned_wheel_is_read_where_it_lies(spec: Spec, tmp_path: Path) -> None:
-    """Its digest and size come from the file, not from what uv wrote."""
-    wheel = tmp_path / "vllm-0.99.0-py3-none-any.whl"
-    wheel.write_bytes(b"wheel")
-    archive = PackageArchive(path=str(wheel), hashes={"sha256": ""})
-    pinned = PinnedVllm(f"vllm @ {wheel.as_uri()}", origin="wheel", wheel=wheel)
-    locked = _locked(Package(name=canonicalize_name("vllm"), archive=archive), archive, pinned, spec)
-    assert (locked.url, locked.size, len(locked.sha256)) == (wheel.as_uri(), 5, 64)
