@@ -1,4 +1,4 @@
-"""vLLM's engine in process, for a row of ``gpu_matrix.py``: ``python matrix_engine.py QUESTION``.
+"""vLLM's engine in process, for a row of ``gpu_matrix.py``: ``python matrix_engine.py < QUESTION``.
 
 The environment's Python runs this file. The question is JSON: engine arguments, prompts and a kind.
 The last line of stdout is the answer: for each prompt a list of numbers, from three runs that ask
@@ -94,4 +94,5 @@ def main(question: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    # Not an argument, which may have at most 128 KiB: a question may have pictures.
+    main(sys.stdin.read())

@@ -283,7 +283,8 @@ def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[s
     log = setting.work / "engine.log"
     with log.open("wb") as errors:
         done = subprocess.run(
-            [str(python), "-B", str(worker), question],
+            [str(python), "-B", str(worker)],
+            input=question.encode(),
             stdout=subprocess.PIPE,
             stderr=errors,
             env={**os.environ, **own_variables(setting, row)},

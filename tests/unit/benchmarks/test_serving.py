@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,6 +74,53 @@ def test_the_table_has_medians_with_their_ranges() -> None:
     assert dict(zip(head, openai, strict=True))["/ openai"] == "1.00 (1.00-1.00)"
     assert "/ engine" not in head
     assert "unfinished" not in head
+
+
+def test_each_measurement_is_written_at_once(serving: Any, tmp_path: Path) -> None:
+    """A machine that is taken away costs only the measurement that runs."""
+    from harness import machine
+
+    written: list[list[Any]] = []
+
+    class Fake:
+        name = "triton"
+        cpu = resident = staticmethod(dict)
+
+        def measure(self, load: Any) -> Any:
+            if load.seconds:  # not the warm-up
+                files = tmp_path.glob("*.json")
+                written.append([entry for file in files for entry in json.loads(file.read_text())["rounds"]])
+            return measurement()
+
+    other = Fake()
+    other.name = "openai"
+    given = options("--rounds", "2", "--settle", "0", "--out", str(tmp_path / "serving"))
+    conditions = machine.Machine(**dict.fromkeys(machine.Machine.__dataclass_fields__, "x"))
+    serving.Run(given, "command", conditions, []).add(cell(), [other, Fake()])
+    assert [len(rounds) for rounds in written] == [0, 1, 2, 3]
+    assert [(entry["target"], entry["number"]) for entry in written[-1]] == [("openai", 0), ("triton", 0), ("triton", 1)]
+
+
+def test_memory_counts_a_shared_page_once() -> None:
+    """Two processes that share their pages have less together than twice one's resident memory."""
+    import psutil
+
+    from harness import processes
+
+    block = bytearray(b"x") * (64 << 20)
+    child = os.fork()
+    if not child:
+        signal.pause()
+        os._exit(0)
+    try:
+        both = [psutil.Process(), psutil.Process(child)]
+        resident = sum(process.memory_info().rss for process in both)
+        assert 0 < sum(map(processes.resident, both)) < resident - len(block) // 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with pytest.raises(psutil.NoSuchProcess):
+        processes.resident(both[1])
 
 
 def test_a_report_replaces_none(tmp_path: Path) -> None:
