@@ -84,7 +84,11 @@ def test_each_measurement_is_written_at_once(serving: Any, tmp_path: Path) -> No
 
     class Fake:
         name = "triton"
-        cpu = resident = staticmethod(dict)
+
+        def cpu(self) -> dict[str, float]:
+            return {}
+
+        resident = cpu
 
         def measure(self, load: Any) -> Any:
             if load.seconds:  # not the warm-up
