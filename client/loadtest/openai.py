@@ -324,14 +324,15 @@ def _text(choice: Mapping[str, Any]) -> str:
 
 
 def _count(usage: Mapping[str, Any] | None, record: Record) -> None:
-    """Note the numbers of tokens, as far as the server has counted them."""
+    """Note the numbers of tokens, if the server has counted them."""
     if not usage:
         return
-    read = usage.get("prompt_tokens")
-    made = usage.get("completion_tokens")
-    record.input_tokens = None if read is None else int(read)
-    if made is not None:
-        record.output_tokens = int(made)
+    prompt_tokens = usage.get("prompt_tokens")
+    if prompt_tokens is not None:
+        record.input_tokens = int(prompt_tokens)
+    completion_tokens = usage.get("completion_tokens")
+    if completion_tokens is not None:
+        record.output_tokens = int(completion_tokens)
 
 
 def _model_names(answer: Mapping[str, Any]) -> list[str]:

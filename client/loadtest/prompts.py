@@ -155,7 +155,7 @@ class RequestSettings:
 
     Attributes:
         stream: whether the answers come in pieces.
-        parameters: vLLM's ``SamplingParams`` by name. A prompt's own ones come first.
+        parameters: vLLM's ``SamplingParams`` by name. A prompt's own value replaces the one here.
         cancel_rate: share of the requests, from 0 to 1, that are given up before they end.
         seed: seed of the random numbers.
     """

@@ -115,9 +115,8 @@ def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str
     if not figures["completed"]:
         return lines
     lines.append(_speed(figures))
-    lines += [
-        _times(name, figures, options.metric_percentiles) for name in _shown(options, figures)
-    ]
+    names = _times_to_show(options, figures)
+    lines += [_times(name, figures, options.metric_percentiles) for name in names]
     if not figures["streaming"]:
         lines.append("TTFT, TPOT: need --streaming-mode; a whole answer comes in one piece")
     if options.is_load_test:
@@ -128,8 +127,8 @@ def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str
     return lines
 
 
-def _shown(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str]:
-    """Return the names of the times that the answers have."""
+def _times_to_show(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str]:
+    """Return the names of the times that these answers have and this run shows."""
     if not figures["streaming"]:
         return ["e2el"]
     names = ["ttft", "tpot", "itl", "e2el"]

@@ -200,7 +200,7 @@ def start(
     pass_fds: Sequence[int] = (),
     when_parent_ends: signal.Signals = signal.SIGKILL,
 ) -> Child:
-    """Start a program in a session of its own. It ends with the thread that started it.
+    """Start a program in a session of its own. It gets a signal when the calling thread ends.
 
     Call this while interrupts are held: until the caller has the child, no code would end it.
 
@@ -210,13 +210,14 @@ def start(
         env: added to this process's variables; an empty value removes a variable.
         cwd: working folder.
         pass_fds: descriptors that the program inherits.
-        when_parent_ends: the signal that the program gets when this process ends.
+        when_parent_ends: the signal that the program gets when the calling thread ends, and so
+            when this process ends (``launch.py``).
 
     Raises:
         OSError: the program cannot be started.
     """
     reader, writer = os.pipe()
-    # An empty value means no variable, because pip and Python do not take it for an unset one.
+    # null removes a variable. pip and Python would not take an empty one for an unset one.
     changes = json.dumps({name: value or None for name, value in (env or {}).items()})
     # -I: the current folder may have a module json. -S: the launcher needs no installed package.
     launcher = [sys.executable, "-I", "-S", _LAUNCHER]

@@ -118,14 +118,14 @@ class Image:
         manifest = {
             "schemaVersion": 2,
             "mediaType": f"{_MEDIA}.manifest.v1+json",
-            "config": self._blob(f"{_MEDIA}.config.v1+json", config),
+            "config": self._write_blob(f"{_MEDIA}.config.v1+json", config),
             "layers": [
                 {"mediaType": layer_type, "digest": layer.digest, "size": layer.size}
                 for layer in self.layers
             ],
             "annotations": self.labels,
         }
-        described = self._blob(f"{_MEDIA}.manifest.v1+json", manifest)
+        described = self._write_blob(f"{_MEDIA}.manifest.v1+json", manifest)
         named = {"org.opencontainers.image.ref.name": tag}
         index = {
             "schemaVersion": 2,
@@ -136,7 +136,7 @@ class Image:
         (self.folder / INDEX).write_bytes(_json(index))
         return str(described["digest"])
 
-    def _blob(self, media_type: str, document: dict[str, Any]) -> dict[str, Any]:
+    def _write_blob(self, media_type: str, document: dict[str, Any]) -> dict[str, Any]:
         """Write a document and return its descriptor."""
         data = _json(document)
         digest = hashlib.sha256(data).hexdigest()

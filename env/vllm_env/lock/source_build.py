@@ -155,7 +155,7 @@ def build_wheel(
             raise VllmEnvError(
                 f"{tree} changed while it was copied.", remedy="Run the same command again."
             )
-        python = _interpreter(workspace, spec.python, staging)
+        python = _install_interpreter(workspace, spec.python, staging)
         report.step(f"build a wheel of {tree}; {log} has the output")
         wheels = staging / "wheels"
         command = [
@@ -207,7 +207,7 @@ def _build_variables(
     return variables
 
 
-def _interpreter(workspace: Workspace, python: str, staging: Path) -> Path:
+def _install_interpreter(workspace: Workspace, python: str, staging: Path) -> Path:
     """Install the interpreter that the environment will have, and return its program."""
     layer = choose_layer(workspace, python)
     report.step(f"Python {layer.python} for the build")

@@ -124,9 +124,16 @@ def later_imports(
     seconds: float = _IMPORT_SECONDS,
     modules: tuple[str, ...] | None = None,
 ) -> Iterator[Later]:
-    """Yield what vLLM imports later, or ``modules``. For ``cuda``, make a stand-in of the driver.
+    """Yield the modules to try after vLLM's start, and how an interpreter must import them.
 
-    The stand-in lasts until the block ends.
+    For ``cuda``, the interpreter gets a stand-in of the driver, which lasts until the block ends.
+
+    Args:
+        workspace: the cache.
+        environment: the unpacked environment.
+        expected: its profile.
+        seconds: the time for each module.
+        modules: their names; None for all that vLLM imports later with this profile.
     """
     profile = expected.profile
     names = (*_MODULES.get(profile, ()), *_EVERYWHERE) if modules is None else modules
@@ -140,6 +147,7 @@ def later_imports(
                 "there is no C compiler (add ziglang to the spec): "
                 "modules that need a driver are not imported"
             )
+            # These need no driver.
             names = tuple(name for name in names if name in _EVERYWHERE)
         # vLLM takes an empty list as a device that comes later. Triton's kernels are then defined
         # as on a GPU.

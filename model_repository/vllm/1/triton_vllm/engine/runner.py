@@ -73,6 +73,7 @@ class Runner:
         self._limits = limits
         self.operator = operator
         self.store = store
+        # Nothing is known of the model before ``use`` gives the engine.
         self._facts = vllm_api.Facts()
         # Set by ``check_health``.
         self._when_unhealthy: Callable[[], None] | None = None

@@ -52,13 +52,13 @@ DEFAULTS: Mapping[str, Any] = {"uvicorn_log_level": "error", "disable_uvicorn_ac
 
 
 def read(model_dir: Path, vllm: Vllm, common: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Return the arguments in the model's file; none if there is no file.
+    """Return the arguments in ``vllm_openai_args.json``, and ``DEFAULTS`` for others.
 
     Args:
-        model_dir: the folder with ``config.pbtxt``.
+        model_dir: the folder with ``config.pbtxt``. It may lack the file.
         vllm: the loaded vLLM.
         common: the arguments that count for both APIs.
-        file: the file with their values.
+        file: the file with the values of ``common``: the one with the engine's arguments.
 
     Raises:
         ConfigError: the file is not a JSON object, or has an argument that is unknown, wrong, the
@@ -69,11 +69,11 @@ def read(model_dir: Path, vllm: Vllm, common: Mapping[str, Any], file: str) -> d
     for name, value in _object(model_dir / FILE_NAME).items():
         if name in common:
             if value != common[name]:
-                # Our own name in that file. vLLM's name means the same there.
-                there = "it" if name != "tool_call_parser" else "tool_parser"
+                # The engine's file has our name for this argument, and takes vLLM's name, too.
+                name_in_file = "tool_parser" if name == "tool_call_parser" else "it"
                 raise ConfigError(
                     f"{FILE_NAME}: {name} differs from {file}, whose value counts for both APIs: "
-                    f"set {there} there, and leave {name} out here"
+                    f"set {name_in_file} there, and leave {name} out here"
                 )
         elif name in OURS:
             remedy = OURS[name].format(file=file)
@@ -83,6 +83,7 @@ def read(model_dir: Path, vllm: Vllm, common: Mapping[str, Any], file: str) -> d
                 f"{FILE_NAME}: vLLM's server has no argument '{name}' that its engine does not have"
                 f"{closest(name, declared)}"
             )
+        # null: vLLM's default, or ours.
         elif value is not None:
             values[name] = _coerced(name, value, declared[name])
     return values

@@ -69,7 +69,7 @@ class Plan:
             access_log=access,
             proxy_headers=False,
             # vLLM and the model need files, too.
-            limit_concurrency=min(CONNECTIONS, _files() // 2),
+            limit_concurrency=min(CONNECTIONS, _raise_file_limit() // 2),
             timeout_graceful_shutdown=int(CLOSE_S),
             **{name: getattr(args, name) for name in _TLS},
         )
@@ -158,14 +158,15 @@ class Server:
         self._accepting = asyncio.create_task(acceptor.run())
 
 
-def _files() -> int:
-    """Let this process have as many open files as it may; return their number."""
-    # Each connection is one.
-    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+def _raise_file_limit() -> int:
+    """Raise this process's limit of open files to its hard limit; return the limit."""
+    # Each connection is an open file.
+    limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        few = most
-    return few if few != resource.RLIM_INFINITY else 2 * CONNECTIONS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+        limit = hard_limit
+    # Without a limit, there are enough files for all connections.
+    return 2 * CONNECTIONS if limit == resource.RLIM_INFINITY else limit
 
 
 def _release_in_children(acceptor: Acceptor, server: Any) -> None:

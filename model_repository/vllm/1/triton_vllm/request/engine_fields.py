@@ -24,7 +24,7 @@ _TRANSFER = "kv_transfer_params"
 _OBJECTS = ("extra_args", _TRANSFER)
 
 
-def cache_salt(values: dict[str, Any]) -> str | None:
+def take_cache_salt(values: dict[str, Any]) -> str | None:
     """Remove and return the salt of the prefix cache.
 
     Raises:

@@ -69,6 +69,7 @@ class GenerateRequest(Request):
         if constraint is not None:
             prompt = replace(prompt, constraint=constraint)
         # 3) Put all of it together.
+        add_options = self._set_engine_fields(served, params)
         order = Order(
             prompts=(prompt,),
             params=params,
@@ -77,7 +78,7 @@ class GenerateRequest(Request):
             lora_name=self.lora_name,
             priority=self.priority,
             timeout=self.timeout,
-            options={**self._options(served, params), **options},
+            options={**add_options, **options},
             conversation=conversation,
         )
         return Call(order, self._assembler(order))
@@ -118,7 +119,7 @@ class GenerateRequest(Request):
             served.parsers, chat, params, refusals, served.fit.limits, stream=self.stream
         )
 
-    def _options(self, served: Served, params: Any) -> dict[str, Any]:
+    def _set_engine_fields(self, served: Served, params: Any) -> dict[str, Any]:
         """Set the fields that belong into SamplingParams; return the others for ``add_request``."""
         fields = self.engine_fields
         extra = {**fields.get("extra_args", {})}

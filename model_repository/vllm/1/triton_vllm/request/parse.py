@@ -95,7 +95,7 @@ def parse(
         else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
         chat=_chat(inputs, limits) if "messages" in inputs else None,
-        cache_salt=engine_fields.cache_salt(values),
+        cache_salt=engine_fields.take_cache_salt(values),
     )
     return GenerateRequest(
         prompt=prompt,
