@@ -26,7 +26,11 @@ DEAD = "Model is unavailable due to unhealthy vLLM engine"
 UNLOADING = "the model is being unloaded"
 """The answer to every request once an unload has begun."""
 
-NOT_TAKEN = "the server has stopped taking this model's responses and must be restarted"
+# Kubernetes' probe for readiness takes an answer with "healthy" for one without an engine
+# (deploy/kubernetes/probes/ready.sh).
+NOT_TAKEN = (
+    "the server is not healthy: it has stopped taking this model's responses, and must be restarted"
+)
 """The answer to every request once a response could not be sent for long."""
 
 
