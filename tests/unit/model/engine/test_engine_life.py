@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from support.engine_parts import (
@@ -103,3 +105,30 @@ def test_an_engine_that_is_given_up_ends_for_good_and_then_its_process(started, 
     assert (ended, told, engine._log.lines[0]) == ([1], ["the reason"], "the reason")
     assert [llm.closed for llm in Llm.started] == [True]
     assert not engine.jobs.is_up()
+
+
+@pytest.mark.parametrize("fault", ["shutdown raises", "shutdown hangs", "the log is full"])
+def test_an_engine_that_is_given_up_ends_its_process_whatever_fails(started, monkeypatch, fault):
+    """Without that, the device's memory and the clients' requests would be kept for ever. The clients get their errors."""
+    monkeypatch.setattr(engine_module, "LAST_WORDS_S", 0.01)
+    engine, got = started()
+    ended: list[int] = []
+    go_on = threading.Event()
+    engine._end_process = ended.append
+    added(engine, j := job())
+
+    def fail(*_: object) -> None:
+        assert fault != "shutdown hangs" or go_on.wait(PROMISED)
+        raise RuntimeError("injected")
+
+    if fault == "the log is full":
+        monkeypatch.setattr(engine._log, "error", fail)
+    else:
+        monkeypatch.setattr(Llm.started[-1], "shutdown", fail)
+    engine._loop.call_soon_threadsafe(engine.give_up, "the reason")
+    reply, error = got.get(timeout=PROMISED)
+    assert (reply, str(error)) == (j.reply, NOT_TAKEN)
+    try:
+        wait_for(lambda: ended, "the end of the process", limit=10)
+    finally:
+        go_on.set()

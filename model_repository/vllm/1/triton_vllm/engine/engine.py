@@ -77,7 +77,7 @@ _SHOWN = 20
 """The most stuck requests in a line of the log."""
 # A response that is not taken then is the second one: the send watch has looked once more.
 LAST_WORDS_S = 10.0
-"""From the end of an engine that is given up to the end of this process, s, to send errors."""
+"""From the moment at which an engine is given up to the end of this process, s, to send errors."""
 UNLOADED = "the model was unloaded before the request had finished"
 
 
@@ -345,12 +345,19 @@ class Engine:
 
         Called in the event loop.
         """
-        if not self._ending.is_set():
+        if self._ending.is_set():
+            return
+        # A dead stub is what Triton 26.03 and later, and probes, can see. The loop has no part in
+        # its end: vLLM's shutdown holds the loop, and may raise or hang. What is left of vLLM ends
+        # with this process (``startup.guard``).
+        end = threading.Timer(LAST_WORDS_S, self._end_process, (1,))
+        end.daemon = True
+        end.start()
+        # The log goes through Triton's shared memory, which may be full.
+        with contextlib.suppress(Exception):
             self._log.error(reason)
-            self._source.forsake(reason)
-            self._end_early(NOT_TAKEN, UnavailableError)
-            # A dead stub is what Triton 26.03 and later, and probes, can see.
-            self._loop.call_later(LAST_WORDS_S, self._end_process, 1)
+        self._source.forsake(reason)
+        self._end_early(NOT_TAKEN, UnavailableError)
 
     def _end_early(self, reason: str, kind: type[UnavailableError]) -> None:
         """Shut vLLM down before the server unloads the model; requests get this error."""
