@@ -24,9 +24,19 @@ def start_time(process: int) -> str:
 
     A process id alone may belong to another process later.
     """
+    return _field(process, 22)
+
+
+def is_stopped(process: int) -> bool:
+    """Return whether a process stands still: stopped by a signal, or held by a debugger."""
+    return _field(process, 3) in {"T", "t"}
+
+
+def _field(process: int, number: int) -> str:
+    """Return a field of ``/proc/PID/stat``, from the third on; empty if the process has ended."""
     try:
-        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
-        # Field 22 of proc(5). We count after the name, which may contain spaces and parentheses.
-        return status.rpartition(")")[2].split()[19]
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        # The fields of proc(5). We count after the name, which may contain spaces and parentheses.
+        return status.rpartition(")")[2].split()[number - 3]
     except (OSError, IndexError):
         return ""

@@ -45,6 +45,8 @@ class StuckWatch:
         workers: the threads.
         tell: called in this object's thread once, when the first call does not return.
         log: logs an exception that ended the thread's work. The work then continues.
+        is_stopped: returns whether the server stands still, e.g. in a debugger. No call can return
+            then, and the looks count from the beginning.
         period_s: from one look to the next.
     """
 
@@ -53,10 +55,12 @@ class StuckWatch:
         workers: Sequence[Worker],
         tell: Callable[[], object],
         log: Log,
+        is_stopped: Callable[[], bool] = lambda: False,
         period_s: float = PERIOD_S,
     ) -> None:
         self._workers = workers
         self._tell = tell
+        self._is_stopped = is_stopped
         self._period_s = period_s
         self._told = False
         self._seen: dict[int, tuple[object, int]] = {}
@@ -74,6 +78,9 @@ class StuckWatch:
 
     def look(self) -> None:
         """Replace each thread whose call does not return."""
+        if self._is_stopped():
+            self._seen.clear()
+            return
         for number, worker in enumerate(self._workers):
             call = worker.call
             before, looks = self._seen.get(number, (None, 0))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
-from triton_vllm.base import triton
+from triton_vllm.base import processes, triton
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.engine.engine import Engine, Pace
 from triton_vllm.engine.prompts import Prompter
@@ -130,7 +130,8 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         watch.start()
         in_loop = engine.jobs.loop.call_soon_threadsafe
         give_up = partial(in_loop, engine.give_up, GIVEN_UP)
-        send_watch = StuckWatch(outbox.workers(), give_up, log)
+        is_stopped = partial(processes.is_stopped, os.getppid())
+        send_watch = StuckWatch(outbox.workers(), give_up, log, is_stopped)
         send_watch.start()
         publisher = _publish(prepared, shared, args, log)
     if prepared.run_folder is not None:
