@@ -9,10 +9,12 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_reply
-from support.patience import LIMIT, wait_for
+from support.patience import LIMIT, pause, wait_for
+from triton_vllm.base.errors import StoppedError
+from triton_vllm.reply.deliver import deliver
 from triton_vllm.reply.endings import Endings
 from triton_vllm.reply.outbox import Outbox
-from triton_vllm.reply.reply import NOT_SENT
+from triton_vllm.reply.reply import NOT_SENT, Reply
 from triton_vllm.reply.stuck import LOOKS, StuckWatch
 
 
@@ -42,7 +44,8 @@ class Place:
         self.outbox = Outbox(send, self.log)
         self.outbox.start()
         self.told = 0
-        self.watch = StuckWatch(self.outbox.workers(), self.tell, self.log)
+        self.is_stopped = False
+        self.watch = StuckWatch(self.outbox.workers(), self.tell, self.log, lambda: self.is_stopped)
 
     def tell(self) -> None:
         self.told += 1
@@ -101,6 +104,55 @@ def test_a_call_that_returns_after_all_ends_its_request(place):
     assert sender.is_alive()
 
 
+def test_a_call_that_returns_while_it_is_given_up_is_not_given_up(place, monkeypatch):
+    """Either the sender knows that its request was closed, or the request stays open.
+
+    The sequence that lost the end of a request: (1) the watch sees that a call lasts; (2) the call returns, and the sender
+    sees that its reply is open; (3) the watch closes the reply and starts another sender; (4) the first sender ends, and the
+    others drop what comes for a closed reply.
+    """
+    channel = Blocked()
+    reply = fake_reply(channel, lane=place.outbox.lane())
+    reply.put("a")
+    assert channel.entered.wait(LIMIT)
+    abandon = Reply.abandon
+
+    def abandon_late(self: Reply, *call: Any) -> Any:
+        channel.may_return.set()
+        wait_for(lambda: self.call is None, "the end of the call")
+        pause(0.05)  # a sender that looks only once has looked by now
+        return abandon(self, *call)
+
+    monkeypatch.setattr(Reply, "abandon", abandon_late)
+    place.looks(LOOKS + 1)
+    reply.end("end")
+    wait_for(lambda: channel.sent[-1][1], "the end of the request", limit=10)
+    assert channel.sent == [(["a"], False), (["end"], True)]
+
+
+@pytest.mark.parametrize(
+    ("broken", "items", "sent"),
+    [
+        ([RuntimeError("injected")], [], ["unloaded"]),
+        ([], ["a"], ["['a']", NOT_SENT]),
+    ],
+    ids=["the call raises", "the call returns"],
+)
+def test_a_request_that_was_given_up_before_its_error_has_one_end(broken, items, sent):
+    """The response in front of the error may be one without content, whose failure is no reason to leave the error out."""
+    channel = Blocked()
+    channel.broken = broken
+    reply = fake_reply(channel, streams=True)
+    sender = threading.Thread(target=deliver, args=(FakeLog(), reply, [*items, StoppedError("unloaded")]))
+    sender.start()
+    assert channel.entered.wait(LIMIT)
+    assert reply.abandon(reply.call)
+    channel.may_return.set()
+    sender.join(LIMIT)
+    assert [str(one) for one, _ in channel.sent] == sent
+    assert [last for _, last in channel.sent] == [*([False] * len(items)), True]
+
+
 def test_a_last_response_that_returns_after_all_is_the_last(place):
     """No error follows it."""
     stuck = blocked(place, "end")
@@ -121,6 +173,20 @@ def test_calls_that_return_are_not_taken_for_one(place):
         channel.may_return.set()
         wait_for(lambda channel=channel: channel.sent, "the response")
     assert place.told == 0
+
+
+def test_a_server_that_stands_still_takes_no_time(place):
+    """In a debugger, for example. Once it goes on, a call has as long as at first."""
+    channel = blocked(place)
+    place.looks(LOOKS)
+    place.is_stopped = True
+    place.looks(2 * LOOKS)
+    place.is_stopped = False
+    place.looks(LOOKS)
+    assert place.told == 0
+    place.looks(1)
+    assert place.told == 1
+    channel.may_return.set()
 
 
 def test_an_end_that_blocks_keeps_only_its_own_request(place):

@@ -216,9 +216,8 @@ class _Lane:
         """See ``stuck.Worker``."""
         with self._handing_over:
             reply = self._reply
-            if reply is None or reply.call is not call:
+            if reply is None or not reply.abandon(call):
                 return False
-            reply.abandon()
             self._reply = None
         self.thread = supervised.thread(self.thread.name, self._run, self._log)
         self.thread.start()

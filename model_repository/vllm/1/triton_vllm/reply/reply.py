@@ -12,7 +12,7 @@ from triton_vllm.base.errors import AdapterError, InternalError
 from triton_vllm.engine.job import Delivery, Item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from triton_vllm.base.protocols import Output, Tensors
     from triton_vllm.base.triton import Channel
@@ -53,6 +53,8 @@ class Reply(Delivery):
             the event loop.
         queued: whether the reply waits in the sender's queue.
         call: a new object while a response is being sent; see ``stuck``.
+        cut_off: closed by ``abandon``, and the final response is not on its way. The thread whose
+            call does not return still has to send it, if the call returns after all.
         due: the outbox's time in seconds before which the next response is not sent. Set by the
             outbox.
     """
@@ -75,11 +77,14 @@ class Reply(Delivery):
     queued: bool = False
     due: float = 0.0
     call: object | None = None
+    cut_off: bool = False
     # With the final response, the server frees its state of the request. If it is asked at that
     # moment or later whether the request is cancelled, it crashes. So a reply closes before it
     # sends its final response, closing waits for a running question, and a closed reply asks
     # nothing. This lock makes closing wait.
     _asking: threading.Lock = field(default_factory=threading.Lock)
+    # Makes the thread that sends and the one that abandons agree on whether a call has returned.
+    _calling: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, item: Output) -> None:
         """Queue an output for sending; it never blocks."""
@@ -116,12 +121,10 @@ class Reply(Delivery):
         self.begun = True
         if final:
             self._close()
-        self.call = object()
-        self.channel.send(tensors, final=final, whole=not self.streams)
-        self.call = None
-        if self.closed and not final:
-            # Abandoned meanwhile. The server has taken the response after all, and the client waits
-            # for the end.
+        with self._call():
+            self.channel.send(tensors, final=final, whole=not self.streams)
+        if self.cut_off:
+            # The server has taken the response after all, and the client waits for the end.
             self.give_up()
 
     def fail(self, error: AdapterError) -> None:
@@ -130,24 +133,31 @@ class Reply(Delivery):
         Raises:
             Exception: the server's own exception. Call ``give_up`` then.
         """
-        if self.closed:
+        # A reply that was cut off is closed, but has had no end: the call has raised.
+        if self.closed and not self.cut_off:
             return
         self._close()
-        self.call = object()
-        self.channel.send_error(error)
-        self.call = None
+        with self._call():
+            self.channel.send_error(error)
 
-    def abandon(self) -> None:
-        """Close, because a response that is being sent does not return; nothing else is sent."""
+    def abandon(self, call: object) -> bool:
+        """Close, because this call does not return; return False if it has returned.
+
+        Nothing else is sent until it returns.
+        """
         # Without waiting for a question about the client, which may not return either.
-        self.closed = True
+        with self._calling:
+            if self.call is not call:
+                return False
+            self.cut_off = not self.closed
+            self.closed = True
+            return True
 
     def give_up(self) -> None:
         """Close after a response could not be built or sent; try to send the client an error."""
         self._close()
-        self.call = object()
         # The server refuses the error if the final response was already on its way.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), self._call():
             self.channel.send_error(InternalError(NOT_SENT))
 
     def is_cancelled(self) -> bool:
@@ -160,9 +170,19 @@ class Reply(Delivery):
                 self.cancelled = self.channel.is_cancelled()
             return self.cancelled and not self.closed
 
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        self.call = object()
+        try:
+            yield
+        finally:
+            with self._calling:
+                self.call = None
+
     def _close(self) -> None:
-        with self._asking:
+        with self._asking, self._calling:
             self.closed = True
+            self.cut_off = False
 
 
 class NoOutputs:
