@@ -24,6 +24,15 @@ def test_every_module_imports_without_vllm_and_all_but_a_few_without_triton():
     subprocess.run([sys.executable, "-c", code], cwd=PLACE, check=True, timeout=300)
 
 
+def test_nothing_of_the_environment_is_imported_before_it_is_unpacked():
+    """Of an environment in parts only NumPy is there, which Triton needs. An import of more would unpack it, and say why not."""
+    mock = "import sys, unittest.mock as m; sys.modules['triton_python_backend_utils'] = m.MagicMock(); before = set(sys.modules)"
+    names = "{name.split('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names"
+    argv = [sys.executable, "-c", f"{mock}; import triton_vllm.service; print(*sorted({names}))"]
+    done = subprocess.run(argv, cwd=PLACE, check=True, timeout=300, capture_output=True, text=True)
+    assert set(done.stdout.split()) - {"__mp_main__"} == {"numpy", "triton_vllm"}  # multiprocessing's name for __main__
+
+
 def test_without_a_port_nothing_of_the_openai_server_is_imported():
     """Neither this project's part of it nor what it needs."""
     code = (

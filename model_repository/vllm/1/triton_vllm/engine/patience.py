@@ -8,19 +8,20 @@ import multiprocessing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from triton_vllm import vllm_api
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
+
+    import psutil
 
 STEP_S = 2.0
 """From one look at the engine's processes to the next, s."""
 _BUSY = 0.05
 """The share of one core above which the engine counts as working."""
 # On a busy machine, a process may wait so long for a processor that it uses hardly any.
-_AT_WORK = {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP}
+_AT_WORK = {"running", "disk-sleep"}
+_STOPPED = "stopped"
 
 
 def worked_seconds() -> float:
@@ -29,11 +30,14 @@ def worked_seconds() -> float:
     Infinity means that they may work, whatever processor time they use: one waits for a processor
     or a disk, a GPU computes, or this process has not started them.
     """
+    # Imported here because an environment in parts is unpacked after this module is imported.
+    import psutil
+
     try:
         processes = list(_processes())
         states = {process.status() for process in processes}
         # Nothing that the others do helps: workers poll for ever for a stopped EngineCore.
-        if psutil.STATUS_STOPPED in states:
+        if _STOPPED in states:
             return 0.0
         if not processes or states & _AT_WORK or vllm_api.devices_compute():
             return math.inf
@@ -44,6 +48,8 @@ def worked_seconds() -> float:
 
 
 def _processes() -> Iterator[psutil.Process]:
+    import psutil
+
     for engine in multiprocessing.active_children():
         root = psutil.Process(engine.pid)
         yield root

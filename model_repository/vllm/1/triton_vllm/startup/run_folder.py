@@ -14,8 +14,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from triton_vllm.base import locks
 from triton_vllm.base.processes import process_space
 
@@ -108,6 +106,9 @@ def _remove_memory(note: Path) -> bool:
     # The processes of another container that shares the memory cannot be seen from here.
     if space != process_space() or not names:
         return True
+    # Imported here because an environment in parts is unpacked after this module is imported.
+    import psutil
+
     used = {path.name for path in _used(psutil.pids())}
     for path in _files():
         if path.name in names - used:
@@ -117,6 +118,8 @@ def _remove_memory(note: Path) -> bool:
 
 
 def _children() -> Iterator[int]:
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process().children(recursive=True):
             yield child.pid
