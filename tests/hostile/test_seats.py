@@ -1,7 +1,8 @@
-"""One request for as many completions as it may have leaves seats in the engine for others."""
+"""One request for many completions, or with many prompts, leaves seats in the engine for others."""
 
 from __future__ import annotations
 
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PROMPT = "The capital of France is"
 MANY = {"max_tokens": 1000, "ignore_eos": True, "temperature": 1.0}
 LONGEST_SECONDS = 1.0  # on a machine without other work; with every seat taken it was 18 s
+SEATS = 128  # vLLM's own number on a CPU
 TRIES = 3
 
 
@@ -40,6 +42,15 @@ def through_the_port(server: TritonServer, n: int) -> str:
     """Ask for ``n`` completions; return the error."""
     body = {"model": "vllm", "prompt": PROMPT, **MANY, "n": n}
     status, text = post(openai_url(server), "/v1/completions", body, timeout=REPLY_SECONDS)
+    return "" if status == 200 else text
+
+
+def a_list(server: TritonServer, prompts: int) -> str:
+    """Ask for so many prompts; return the error."""
+    body = {"model": "vllm", "prompt": [PROMPT] * prompts, **MANY}
+    status, text = post(openai_url(server), "/v1/completions", body, timeout=REPLY_SECONDS)
+    if status == 200:
+        assert len(json.loads(text)["choices"]) == prompts
     return "" if status == 200 else text
 
 
@@ -58,12 +69,25 @@ def test_one_request_does_not_take_every_seat(serving: Serve, parts: Parts, coun
             found = re.search(r"n must be smaller, it is 1000; this model takes at most (\d+): MAX_N in", error)
             assert found, error
             most = int(found[1])
-            waits = [longest_wait(server, partial(request, server, most))]
-            # The machine may be busy for a moment. A request that takes every seat does so each time.
-            while waits[-1] > LONGEST_SECONDS and len(waits) < TRIES:
-                waits.append(longest_wait(server, partial(request, server, most)))
-            print(f"count {count}, {request.__name__}, n {most}: a neighbour's longest gap {waits} s")
-            assert waits[-1] <= LONGEST_SECONDS
+            check_wait(server, partial(request, server, most), f"count {count}, {request.__name__}, n {most}")
+
+
+@pytest.mark.timeout(3600)
+def test_a_list_of_prompts_does_not_take_every_seat(serving: Serve, parts: Parts) -> None:
+    """One that would fill all seats is answered whole, and a client of each API never waits for a second."""
+    engine = {"model": str(models.long_standin(parts.environment)), "max_model_len": 2048, "max_num_seqs": SEATS}
+    with serving(engine, prepare=with_openai) as server:
+        check_wait(server, partial(a_list, server, SEATS), f"{SEATS} prompts")
+
+
+def check_wait(server: TritonServer, request: Callable[[], str], called: str) -> None:
+    """Check how long a neighbour of a request waits."""
+    waits = [longest_wait(server, request)]
+    # The machine may be busy for a moment. A request that takes every seat does so each time.
+    while waits[-1] > LONGEST_SECONDS and len(waits) < TRIES:
+        waits.append(longest_wait(server, request))
+    print(f"{called}: a neighbour's longest gap {waits} s")
+    assert waits[-1] <= LONGEST_SECONDS
 
 
 def longest_wait(server: TritonServer, request: Callable[[], str]) -> float:

@@ -54,6 +54,14 @@ def test_one_request_takes_half_of_the_seats_unless_the_operator_allows_more(sea
         fit.check_params(SimpleNamespace(n=most + 1, max_tokens=1))
 
 
+@pytest.mark.parametrize(
+    ("seats", "max_n", "share"), [(16, None, 8), (1, None, 1), (16, 12, 12), (16, 4, 8), (16, 0, 0), (0, None, 0)]
+)
+def test_the_prompts_of_a_list_share_as_many_seats(seats, max_n, share):
+    """An operator who allows fewer completions does not make lists slower."""
+    assert fit_of(Facts(seats=seats), Limits(max_n=max_n)).share() == share
+
+
 @pytest.mark.parametrize(("seats", "max_n"), [(0, None), (16, 0)])
 def test_completions_have_no_bound_of_their_own_if_seats_are_unknown_or_the_operator_says_so(seats, max_n):
     """Their tokens together still have one."""

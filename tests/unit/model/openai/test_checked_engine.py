@@ -128,8 +128,16 @@ async def place():
     )
 
     def change(**values):
-        place.checked = CheckedEngine(llm, replace(rules, fit=replace(fit, limits=replace(limits, **values))))
+        own = place.checked._rules
+        changed = replace(own.fit, limits=replace(limits, **values))
+        place.checked = CheckedEngine(llm, replace(own, fit=changed))
 
+    def give(seats):
+        own = place.checked._rules
+        changed = replace(own.fit, facts=replace(facts, seats=seats))
+        place.checked = CheckedEngine(llm, replace(own, fit=changed))
+
+    place.seats = give
     place.limits = change
     yield place
     JOB.reset(token)
@@ -256,6 +264,62 @@ async def test_what_joins_a_request_that_has_ended_is_aborted(place):
         await waiting
     await asyncio.sleep(0)
     assert place.llm.aborted == ["one"]
+
+
+async def test_a_list_of_prompts_takes_its_share_of_the_seats(place):
+    """Half of eight, so two prompts with two completions each; the next one follows when one has finished or failed."""
+    place.seats(8)
+    outputs = [place.checked.generate({}, params(n=2), str(number)) for number in range(5)]
+    waiting = [asyncio.ensure_future(anext(output)) for output in outputs]
+    added = place.llm.collectors
+
+    async def taken():
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return [*added]
+
+    assert await taken() == ["0", "1"]
+    added["0"].put(SimpleNamespace(finished=False))
+    assert await taken() == ["0", "1"]
+    added["0"].put(SimpleNamespace(finished=True))
+    assert await taken() == ["0", "1", "2"]
+    added["1"].put(SimpleNamespace(finished=True))
+    added["2"].put(ClientError("failed"))
+    assert await taken() == ["0", "1", "2", "3", "4"]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_list_that_is_ended_adds_no_more(place):
+    """The prompts that wait for a seat end with their request."""
+    place.seats(2)
+    outputs = [place.checked.generate({}, params(), str(number)) for number in range(3)]
+    waiting = [asyncio.ensure_future(anext(output)) for output in outputs]
+    await asyncio.sleep(0)
+    place.jobs.refuse_all("unloaded")
+    place.llm.collectors["0"].put(SimpleNamespace(finished=True))
+    with pytest.raises(BusyError, match="unloaded"):
+        await waiting[1]
+    assert [*place.llm.collectors] == ["0"]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("seats", "max_n"), [(8, 0), (16, None), (0, None), (4, 8)])
+async def test_a_list_within_its_share_waits_for_nothing(place, seats, max_n):
+    """Nor does one without a limit."""
+    place.limits(max_n=max_n)
+    place.seats(seats)
+    outputs = [place.checked.generate({}, params(), str(number)) for number in range(8)]
+    waiting = [asyncio.ensure_future(anext(output)) for output in outputs]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(place.llm.collectors) == 8
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_a_task_that_outlives_its_request_gets_nothing(place):

@@ -73,7 +73,8 @@ class Limits:
         max_inputs: inputs of an ``embedding_request``, or its pairs to score.
         max_pooled_numbers: numbers in the answer to an ``embedding_request``, for all inputs.
         max_n: completions of a request. Empty: half of the engine argument ``max_num_seqs``, so
-            that one request does not take every seat.
+            that one request does not take every seat. Of a longer list of prompts to the OpenAI
+            port, as many run at a time.
         max_answer_tokens: ``n`` times ``max_tokens``, if ``n`` is more than one.
         max_logprobs: ``logprobs`` and ``prompt_logprobs``, each. The engine argument
             ``max_logprobs`` is vLLM's own limit.

@@ -152,10 +152,18 @@ class Fit:
             self.check_token_ids(name, getattr(params, name, None) or ())
         _check_repetition(getattr(params, "repetition_detection", None))
 
+    def share(self) -> int:
+        """Return how many seats of the engine one request takes at a time; 0 means no limit."""
+        most = self._most_completions()
+        # An operator who allows few completions does not want to slow long lists of prompts down.
+        return max(most, self._half_of_seats()) if most else 0
+
     def _most_completions(self) -> int:
         """Return how many completions a request may have; 0 means no limit."""
-        if self.limits.max_n is not None:
-            return self.limits.max_n
+        most = self.limits.max_n
+        return self._half_of_seats() if most is None else most
+
+    def _half_of_seats(self) -> int:
         # On two cores, 128 completions of 1,000 tokens took all of the engine's 128 seats, and
         # another client waited 18 s for its first token. Next to 100 it waited 0.1 s.
         seats = self.facts.seats

@@ -117,6 +117,22 @@ class Rules:
             )
         self.jobs.ledger.weigh(job, count)
 
+    async def wait_for_seats(self, params: Any) -> None:
+        """Let a list of prompts take no more than a request's share of the engine's seats.
+
+        Batch clients send long lists, and vLLM queues them, so no list is refused for this.
+
+        Raises:
+            AdapterError: the request has been ended.
+        """
+        job = _job()
+        share = self.fit.share()
+        n = getattr(params, "n", None)
+        # The application asks for all prompts before it adds the first. Inputs for pooling have no
+        # ``n``; they give their seats back after one step.
+        if n and 0 < share < job.asked:
+            await job.delivery.take_place(max(share // n, 1))
+
     async def examine(self, llm: EngineClient, params: Any) -> None:
         """Refuse a constraint that costs too much to compile, also one that vLLM has made.
 
@@ -174,6 +190,7 @@ class CheckedEngine:
         """Give a request to vLLM, and note it."""
         rules = self._rules
         try:
+            await rules.wait_for_seats(params)
             await rules.examine(self._llm, params)
             # A request may have hundreds of prompts, and vLLM tokenizes `bad_words` for each.
             await rules.prompter.take_turn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from triton_vllm import vllm_api
@@ -38,15 +39,28 @@ class Collected(Delivery):
         self._note_output = note_output
         self._puts: list[Callable[[Output | Exception], None]] = []
         self._error: AdapterError | None = None
+        self._places: asyncio.Semaphore | None = None
         self.closed = False
+
+    async def take_place(self, most: int) -> None:
+        """Wait until vLLM works on fewer than ``most`` of its own requests for the job.
+
+        ``follow`` gives the place back with the last output.
+        """
+        if self._places is None:
+            self._places = asyncio.Semaphore(most)
+        await self._places.acquire()
 
     def follow(self, collector: Collector) -> None:
         """Note each output of one of vLLM's own requests, and end it with the others."""
         put = collector.put
+        places = self._places
 
         def noted(item: Output | Exception) -> None:
             self._note_output()
             put(item)
+            if places is not None and (isinstance(item, Exception) or item.finished):
+                places.release()
 
         # Patch collector-put: here also because vLLM tells nobody that such an output has come.
         collector.put = noted
