@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm.base.dialect import OURS
 from triton_vllm.base.errors import DEAD, AdapterError
 from triton_vllm.base.limits import USUAL
+from triton_vllm.base.refusals import Refusals
 from triton_vllm.base.triton import Channel
 from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.gate import Gate
@@ -26,7 +27,7 @@ def admitted(request: Request, served: Served, dialect: Dialect = OURS) -> Any:
         return admit(request, served, dialect)
     except AdapterError as error:
         log: Any = SimpleNamespace(error=print)
-        Channel(request, dialect, log, lambda end, _: end(), errors_apart=True).send_error(error)
+        Channel(request, dialect, log, lambda end, _: end(), errors_apart=True, refusals=Refusals()).send_error(error)
         return None
 
 

@@ -8,7 +8,7 @@ import re
 from support.repositories import CHECKOUT
 
 FOLDER = CHECKOUT / "deploy/monitoring"
-_NAME = r"(?:vllm:|nv_)\w+"
+_NAME = r"(?:vllm:|vllm_env_|nv_)\w+"
 
 
 def queries() -> list[str]:

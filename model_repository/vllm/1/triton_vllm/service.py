@@ -77,6 +77,7 @@ class Service:
                     fit,
                     vllm=prepared.vllm,
                     adapters=prepared.adapters,
+                    refusals=self._model.refusals,
                 )
             )
             if self._model.shared is not None:
@@ -101,6 +102,7 @@ class Service:
             self._log,
             self._model.outbox.later(),
             errors_apart=self._errors_apart,
+            refusals=self._model.refusals,
         )
         try:
             call = admit(request, self._served, self._dialect)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ from support.fake_triton import FINAL, REFUSAL, Request
 from triton_vllm.base import errors
 from triton_vllm.base import triton as module
 from triton_vllm.base.dialect import OFFICIAL, OURS
+from triton_vllm.base.refusals import Refusals
+
+APART: Any = {"errors_apart": True, "refusals": Refusals()}
+NOT_APART: Any = {"errors_apart": False, "refusals": Refusals()}
 
 
 def at_once(end, pause):
@@ -39,7 +44,7 @@ ANSWER = [("text_output", text(b"a")), ("token_ids", np.zeros(1000, np.int32))]
 def test_the_final_flag_goes_alone(triton, final):
     """Together with data, a client that leaves at the flag keeps the model from being unloaded (test_stream_ends.py)."""
     request = Request({})
-    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True).send(ANSWER, final=final)
+    module.Channel(request, OURS, FakeLog(), at_once, **APART).send(ANSWER, final=final)
     (response, flags), *end = request.sender.sent
     assert flags == 0
     assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a"), ("token_ids", 0)]
@@ -60,7 +65,7 @@ def test_the_final_flag_goes_after_a_pause(triton, monkeypatch, took, send, expe
     """A client that leaves at the last response is gone then. A whole answer, which may wait for the flag, is not slowed down."""
     request, ends, now = Request({}), [], 100.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end), errors_apart=True)
+    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end), **APART)
     now += took
     send(channel)
     ((end, pause),) = ends
@@ -75,7 +80,7 @@ def test_an_older_server_gets_an_error_with_its_flag_not_at_once(triton, monkeyp
     """Apart, or while the server still handles the request, either ends it (test_model_errors.py)."""
     request, ends, now = Request({}), [], 100.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end), errors_apart=False)
+    channel = module.Channel(request, OURS, FakeLog(), lambda *end: ends.append(end), **NOT_APART)
     now += took
     channel.send_error(errors.InvalidRequestError("x"))
     assert request.sender.sent == []
@@ -89,7 +94,7 @@ def test_an_older_server_without_memory_gets_an_error_and_then_its_flag(triton, 
     """A sender closes before it places a final response: if that does not fit, a client waits for ever."""
     request = Request({})
     monkeypatch.setattr(module, "shared_memory_free", lambda: 0)
-    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=False).send_error(errors.InvalidRequestError("x"))
+    module.Channel(request, OURS, FakeLog(), at_once, **NOT_APART).send_error(errors.InvalidRequestError("x"))
     sent = [(response.error and response.error.message, flags) for response, flags in request.sender.sent]
     assert sent == [("x", 0), (None, FINAL)]
 
@@ -98,7 +103,7 @@ def test_the_last_response_keeps_its_memory_until_the_flag_is_sent(triton, monke
     """A flag that finds no room in shared memory cannot be sent again."""
     request, ends, held = Request({}), [], []
     monkeypatch.setattr(request.sender, "send", lambda response=None, flags=0: response and held.append(weakref.ref(response)))
-    module.Channel(request, OURS, FakeLog(), lambda end, _: ends.append(end), errors_apart=True).send(ANSWER, final=True)
+    module.Channel(request, OURS, FakeLog(), lambda end, _: ends.append(end), **APART).send(ANSWER, final=True)
     assert held[0]() is not None
     ends[0]()
     assert held[0]() is None
@@ -122,10 +127,12 @@ def error_of(request):
     ],
 )
 def test_an_error_is_final_and_has_its_code(triton, error, code):
-    """Clients tell from the code whether to try again."""
-    request = Request({})
-    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True).send_error(error)
+    """Clients tell from the code whether to try again. It is counted, but not if the client gave the request up."""
+    request, refusals = Request({}), Refusals()
+    module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True, refusals=refusals).send_error(error)
     assert error_of(request) == ("x", code)
+    counted = {name for name, count in refusals.counts().items() if count == 1}
+    assert counted == {code} - {"CANCELLED"}
 
 
 class Lines:
@@ -178,7 +185,7 @@ def test_an_error_may_be_that_of_the_official_backend(triton, error, answer, cod
     """Words, code and log; a log that cannot be written takes no answer away."""
     for log in (Lines(), Lines(full=True)):
         request = Request({})
-        module.Channel(request, OFFICIAL, log, at_once, errors_apart=True).send_error(error)
+        module.Channel(request, OFFICIAL, log, at_once, **APART).send_error(error)
         assert error_of(request) == (answer, code)
         assert log.lines == ([line] if line and not log.full else [])
 

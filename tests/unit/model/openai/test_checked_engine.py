@@ -13,6 +13,7 @@ import pytest
 from support.engine_parts import Log
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import USUAL
+from triton_vllm.base.refusals import Refusals
 from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.gate import Gate
 from triton_vllm.engine.jobs import Jobs
@@ -114,7 +115,7 @@ async def place():
     state = SleepState()
     operator = Operator(jobs.ledger.count_of_all, state, None, Log())
     fit = Fit(facts, limits, Gate(jobs, operator, limits, None))
-    rules = Rules(VLLM, fit, jobs, operator, None, prompter, Adapters())
+    rules = Rules(VLLM, fit, jobs, operator, None, prompter, Adapters(), Refusals())
     job = jobs.begin(Collected(VLLM, jobs.note_output))
     token = JOB.set(job)
     place = SimpleNamespace(

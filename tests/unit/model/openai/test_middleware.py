@@ -11,8 +11,9 @@ import pytest
 
 from support.engine_parts import Log
 from support.openai_judged import JUDGED
-from triton_vllm.base.errors import UnavailableError
+from triton_vllm.base.errors import CancelledError, InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import USUAL
+from triton_vllm.base.refusals import Refusals
 from triton_vllm.engine.fit import Fit
 from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.outcome import Translator
@@ -85,9 +86,12 @@ class Client:
             jobs=jobs,
             prompter=prompter,
             adapter=self.adapter,
+            refusals=Refusals(),
         )
+        self.refusals = rules.refusals
         self.prompter = rules.prompter
         self.ledger = jobs.ledger
+        self.jobs = jobs
         self.middleware = Middleware(rules, key, lambda *args: self.log.append(args))
         llm: Any = object()
         self.adapters: list[str] = []
@@ -225,6 +229,47 @@ async def test_a_fault_of_the_application_is_logged_once_and_answered():
     assert b"secret" not in body
     assert [what for what, _ in client.log] == ["vLLM's application failed"]
     assert client.ledger.is_empty()
+
+
+def raises(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        (lambda client, job: setattr(job, "refused", InvalidRequestError("no")), "INVALID_ARG"),
+        (lambda client, job: client.jobs.abort(job, UnavailableError("no")), "UNAVAILABLE"),
+        (lambda client, job: client.jobs.abort(job, CancelledError("no")), ""),
+        (lambda client, job: raises(RefusalError("no")), "INVALID_ARG"),
+        (lambda client, job: raises(RuntimeError("no")), "INTERNAL"),
+        (lambda client, job: None, ""),
+    ],
+    ids=["refused", "aborted", "cancelled", "vLLM refuses", "vLLM fails", "answered"],
+)
+async def test_a_request_that_fails_in_the_application_counts_once(fails, reason):
+    """Whoever has refused it, and whatever the answer is."""
+    client = Client()
+
+    async def app(scope, receive, send):
+        fails(client, JOB.get())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    client.application.app = app
+    await client.ask()
+    assert {name for name, count in client.refusals.counts().items() if count == 1} == {reason} - {""}
+    assert sum(client.refusals.counts().values()) == bool(reason)
+
+
+@pytest.mark.parametrize(("path", "body", "status"), [("/nothing", {}, 404), (TEXT, [1], 400)])
+async def test_a_request_that_is_refused_before_the_application_counts(path, body, status):
+    """Also one that only HTTP knows."""
+    client = Client()
+    assert (await client.ask(path, body=body))[0] == status
+    client.gate.refuses = "now"
+    assert (await client.ask())[0] == 503
+    assert {name: count for name, count in client.refusals.counts().items() if count} == {"INVALID_ARG": 1, "UNAVAILABLE": 1}
 
 
 async def test_a_fault_of_the_checks_is_logged_and_answered(monkeypatch):

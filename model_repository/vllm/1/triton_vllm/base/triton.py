@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.errors import AdapterError
     from triton_vllm.base.protocols import Inputs, Metric, Tensors, TritonRequest
+    from triton_vllm.base.refusals import Refusals
 
 TRACE = ("traceparent", "tracestate")
 # W3C allows a `tracestate` to be cut to this length.
@@ -162,9 +163,12 @@ class Channel:
         log: the model's log.
         later: calls a function in so many seconds.
         errors_apart: whether the server takes an error and the final flag apart.
+        refusals: counts the errors.
     """
 
-    __slots__ = ("_came", "_dialect", "_ending", "_errors_apart", "_later", "_log", "_sender")
+    __slots__ = (
+        "_came", "_dialect", "_ending", "_errors_apart", "_later", "_log", "_refusals", "_sender",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -174,12 +178,14 @@ class Channel:
         later: Callable[[Callable[[], None], float], None],
         *,
         errors_apart: bool,
+        refusals: Refusals,
     ) -> None:
         self._sender = request.get_response_sender()
         self._dialect = dialect
         self._log = log
         self._later = later
         self._errors_apart = errors_apart
+        self._refusals = refusals
         self._ending = False
         self._came = time.monotonic()
 
@@ -201,6 +207,7 @@ class Channel:
 
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""
+        self._refusals.note(error)
         text, name = self._dialect.error(error)
         # The log goes through the shared memory, which may be full.
         with contextlib.suppress(Exception):

@@ -105,6 +105,7 @@ class Job(Generic[Way]):
         logprob_values: the log probabilities of all its prompts and answers.
         ended: whether its last item has been put.
         error: why it was ended before vLLM had finished it.
+        refused: why it was refused while vLLM's application worked on it.
         adapter: its LoRA adapter. Its files exist as long as some code holds this object.
         task: adds it to vLLM.
         deadline: ends it when its timeout has expired.
@@ -122,6 +123,7 @@ class Job(Generic[Way]):
     logprob_values: int = 0
     ended: bool = False
     error: AdapterError | None = None
+    refused: AdapterError | None = None
     adapter: Version | None = None
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None

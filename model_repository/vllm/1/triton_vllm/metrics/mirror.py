@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from triton_vllm.base.triton import TritonMetrics
     from triton_vllm.metrics.claim import Claim
 
-PREFIX = "vllm:"
+PREFIXES = ("vllm:", "vllm_env_")
+"""What the names of published families begin with: vLLM's and ours."""
 SHARE_OF_TIME = 0.05
 """The share of the time for calls to the server.
 
@@ -57,12 +58,12 @@ class Sample:
 
 
 def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
-    """Return the samples of those families of a Prometheus registry that are vLLM's."""
+    """Return the samples of those families of a registry that are vLLM's or ours."""
     # A list: all samples are taken before the first is sent. Sending takes long, and an error while
     # they are taken must not publish a part of them.
     found = []
     for family in families:
-        if not family.name.startswith(PREFIX):
+        if not family.name.startswith(PREFIXES):
             continue
         # In these three kinds, every sample only grows: a histogram's are its buckets, sum and
         # count. Triton's own histogram takes one observation per call, and no counts. So 256

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from triton_vllm.base.protocols import Collector, EngineClient
+    from triton_vllm.base.refusals import Refusals
     from triton_vllm.engine.fit import Fit
     from triton_vllm.engine.job import Job
     from triton_vllm.engine.jobs import Jobs
@@ -54,6 +55,7 @@ class Rules:
         store: the LoRA adapters. None if there are no adapters.
         prompter: tries constraints, and shares the event loop.
         adapters: the places of the LoRA adapters.
+        refusals: counts the errors that clients get.
     """
 
     vllm: Vllm
@@ -63,6 +65,7 @@ class Rules:
     store: AdapterStore | None
     prompter: Prompter
     adapters: Adapters
+    refusals: Refusals
 
     async def adapter(self, llm: EngineClient, name: Any) -> Version | None:
         """Return the current contents of the adapter that a request names as its model.
@@ -196,7 +199,7 @@ class CheckedEngine:
             await rules.prompter.take_turn()
             job = _job()
         except AdapterError as error:
-            raise vllm_api.as_vllms(rules.vllm, error) from None
+            raise self._as_vllms(error) from None
         # The application knows an adapter by its name only. vLLM must get the one with the contents
         # that the request has found.
         if options.get("lora_request") is not None:
@@ -213,9 +216,16 @@ class CheckedEngine:
         try:
             self._rules.check(prompt, params)
         except AdapterError as error:
-            raise vllm_api.as_vllms(self._rules.vllm, error) from None
+            raise self._as_vllms(error) from None
         outputs: AsyncIterator[Any] = method(self, prompt, params, request_id, *rest, **options)
         return outputs
+
+    def _as_vllms(self, error: AdapterError) -> Exception:
+        """Return a refusal as vLLM's application answers it. The middleware counts it."""
+        job = JOB.get()
+        if job is not None:
+            job.refused = job.refused or error
+        return vllm_api.as_vllms(self._rules.vllm, error)
 
 
 def _job() -> Job[Collected]:

@@ -96,12 +96,16 @@ class Middleware:
             # Nobody reads an answer.
             return
         except AdapterError as error:
+            self._rules.refusals.note(error)
             await _refuse(send, error, scope["path"])
         # uvicorn would log each one with its traceback.
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._note("a request to the OpenAI port was not checked", error)
-            text = "the request could not be checked; the server's log has the details"
-            await _refuse(send, InternalError(text), scope["path"])
+            failed = InternalError(
+                "the request could not be checked; the server's log has the details"
+            )
+            self._rules.refusals.note(failed)
+            await _refuse(send, failed, scope["path"])
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         route = self._route(scope)
@@ -134,6 +138,10 @@ class Middleware:
             # The application's tasks inherit the job.
             JOB.set(job)
             await self._pass_on(scope, unread, receive, send)
+            # vLLM's application has answered with this error.
+            refused = job.error or job.refused
+            if refused is not None:
+                self._rules.refusals.note(refused)
 
     async def _take(
         self,
@@ -259,6 +267,9 @@ class Middleware:
             failed = InternalError(
                 "the request failed in vLLM's server; the server's log has the details"
             )
+        job = JOB.get()
+        if job is not None:
+            job.refused = job.refused or failed
         try:
             await _refuse(send, failed, path)
         # uvicorn takes no second start of a response. Noting the first one would cost time for each

@@ -23,6 +23,8 @@ class HttpRefusalError(AdapterError):
         text: what is wrong, and what would be right.
     """
 
+    code = InvalidRequestError.code
+
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
         self.status = status

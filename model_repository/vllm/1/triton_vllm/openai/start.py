@@ -19,6 +19,7 @@ from triton_vllm.openai.tritons_ports import parents_arguments, refuse_tritons
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from triton_vllm.base.refusals import Refusals
     from triton_vllm.chat.template import ChatTemplate
     from triton_vllm.engine.engine import Engine
     from triton_vllm.engine.fit import Fit
@@ -126,7 +127,9 @@ def plan(
     return made
 
 
-def server(plan: Plan, engine: Engine, fit: Fit, *, vllm: Vllm, adapters: Adapters) -> Server:
+def server(
+    plan: Plan, engine: Engine, fit: Fit, *, vllm: Vllm, adapters: Adapters, refusals: Refusals
+) -> Server:
     """Return the server of a running engine; ``Engine.attach`` starts it."""
     rules = Rules(
         vllm=vllm,
@@ -136,5 +139,6 @@ def server(plan: Plan, engine: Engine, fit: Fit, *, vllm: Vllm, adapters: Adapte
         store=engine.runner.store,
         prompter=engine.prompter,
         adapters=adapters,
+        refusals=refusals,
     )
     return Server(plan, rules, engine.note)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from triton_vllm import vllm_api
 from triton_vllm.base import processes, triton
 from triton_vllm.base.errors import ConfigError
+from triton_vllm.base.refusals import Refusals
 from triton_vllm.engine.engine import Engine, Pace
 from triton_vllm.engine.prompts import Prompter
 from triton_vllm.instances import frontends
@@ -21,6 +22,7 @@ from triton_vllm.lora.store import AdapterStore
 from triton_vllm.media.clips import check_videos
 from triton_vllm.metrics.claim import Claim, instances
 from triton_vllm.metrics.mirror import Mirror, Publisher
+from triton_vllm.metrics.refused import family
 from triton_vllm.reply.deliver import deliver
 from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outbox
 from triton_vllm.reply.stuck import StuckWatch
@@ -64,6 +66,7 @@ class Model:
         shared: this instance's part in an engine that several share. None if the instance is the
             only one.
         parsers: read the answers to chats. None if the operator has chosen none.
+        refusals: counts the errors that clients get.
     """
 
     prepared: Prepared
@@ -74,6 +77,7 @@ class Model:
     publisher: Publisher | None
     shared: Frontends | None
     parsers: vllm_api.Parsers | None
+    refusals: Refusals
 
     def close(self) -> None:
         """Let requests in flight finish within a time limit, then end every process and thread."""
@@ -133,7 +137,8 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         is_stopped = partial(processes.is_stopped, os.getppid())
         send_watch = StuckWatch(outbox.workers(), give_up, log, is_stopped)
         send_watch.start()
-        publisher = _publish(prepared, shared, args, log)
+        refusals = Refusals()
+        publisher = _publish(prepared, shared, args, log, refusals)
     if prepared.run_folder is not None:
         prepared.run_folder.note_memory()
     interpreter.tune()
@@ -150,6 +155,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         publisher=publisher,
         shared=shared,
         parsers=parsers,
+        refusals=refusals,
     )
 
 
@@ -266,7 +272,11 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
 
 
 def _publish(
-    prepared: Prepared, shared: Frontends | None, args: Mapping[str, str], log: Log
+    prepared: Prepared,
+    shared: Frontends | None,
+    args: Mapping[str, str],
+    log: Log,
+    refusals: Refusals,
 ) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
@@ -285,6 +295,7 @@ def _publish(
     def families() -> Iterable[PrometheusFamily]:
         current = vllm_api.prometheus_families()
         # Several instances have gauges of the same engine. Those with the newest figures count.
-        return current if shared is None else shared.latest(current)
+        found = current if shared is None else shared.latest(current)
+        return [*found, family(refusals.counts())]
 
     return Publisher(mirror, families, log.warning, claim)
