@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.bill_of_materials import found_in, listed_in
 from support.pages import blocks_in, typed_in
 from support.repositories import CHECKOUT
 
@@ -45,6 +47,20 @@ def test_the_bill_of_materials_validates(built_repository: Path, disk_folder: Pa
 
     assert validated(text) == "None\n"
     assert "digest" in validated(text.replace('"alg"', '"digest"', 1))
+
+
+def test_the_bill_of_materials_is_what_lies_there(built_repository: Path, unpacked_environment: Path) -> None:
+    """Each installed wheel, the interpreter, the stub with the libraries beside it, and each library that no wheel lists.
+
+    ``VLLM_ENV_TEST_REPOSITORY`` names another built model, such as one for CUDA.
+    """
+    model = built_repository / "vllm"
+    listed = listed_in(model)
+    found = found_in(model, unpacked_environment)
+    print(f"{len(found.wheels)} wheels, {len(found.conda)} conda packages, {len(found.files)} programs and libraries")
+    assert listed == found
+    assert "ziglang" in found.wheels or json.loads((model / "vllm_env.json").read_text())["spec"]["profile"] == "cpu"
+    assert {"lib/libssl.so.3", "triton_python_backend_stub"} <= found.files.keys()
 
 
 @pytest.mark.slow
