@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,20 +25,22 @@ from support.chaos_table import ChaosTable
 from support.clock import now
 from support.kill import kill_at_rest
 from support.leftovers import leftovers, wait_for_none
+from support.machines import Machines
 from support.model_control import load, unload
 from support.model_requests import prompt
 from support.open_stream import OpenStream
-from support.patience import wait_for
+from support.parts_fixtures import copy_into, server_of, trees_in
+from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.server_processes import engines, stubs
-from support.serving import EXPLICIT, fill, in_small_place, serve
+from support.serving import EXPLICIT, behind, fill, in_small_place, serve
 from support.settings import with_parameter
 from support.triton_client import generate
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from support.serving import Parts, Serve
     from vllm_env.serve.server import TritonServer
@@ -45,6 +48,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("chaos")]
 PROMPT, _ = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+STREAMED = {"text_input": PROMPT, "stream": True, **LONG}
+SEATS = 2
+ROOM_BYTES = 512 << 20  # for what Triton itself extracts of a model
+LONG_WAIT_SECONDS = 5.0
 CONTROL = (EXPLICIT, "--load-model=vllm")
 BUSY_SECONDS = 300.0
 
@@ -63,7 +70,7 @@ def table() -> Iterator[ChaosTable]:
 def engine(parts: Parts) -> dict[str, object]:
     """Engine arguments for answers of half a minute, two at a time."""
     model = models.long_standin(parts.environment)
-    return {"model": str(model), "max_model_len": models.LONG_POSITIONS, "max_num_seqs": 2}
+    return {"model": str(model), "max_model_len": models.LONG_POSITIONS, "max_num_seqs": SEATS}
 
 
 def prepare(model: Path) -> None:
@@ -133,34 +140,70 @@ def test_worker(serving: Serve, engine: dict[str, object], table: ChaosTable) ->
     table.add("a worker killed", seen, again)
 
 
-def test_client_gone(server: TritonServer, table: ChaosTable) -> None:
-    """Two clients with all seats are killed; the next request gets a seat."""
-    body = json.dumps({"text_input": PROMPT, "stream": True, **LONG})
-    command = ["curl", "-sN", f"{server.http_url}/v2/models/vllm/generate_stream", "-d", body]
-    clients = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
-    for client in clients:
+@contextlib.contextmanager
+def reading(server: TritonServer) -> Iterator[None]:
+    """A client in the midst of its answer, which is killed in the end."""
+    command = ["curl", "-sN", f"{server.http_url}/v2/models/vllm/generate_stream", "-d", json.dumps(STREAMED)]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
         assert client.stdout is not None
         assert client.stdout.readline().startswith(b"data:")
-    since = now()
-    for client in clients:
+        yield
+    finally:
         client.kill()
         client.communicate()
-    table.add("two clients with all seats gone", "-", served_again(server, since))
+
+
+@contextlib.contextmanager
+def not_reading(server: TritonServer) -> Iterator[None]:
+    """A client that reads nothing after its first token, and leaves in the end."""
+    body = json.dumps(STREAMED).encode()
+    address = urlsplit(server.http_url)
+    head = f"POST /v2/models/vllm/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((address.hostname or "", address.port or 0))
+        client.sendall(head.encode() + body)
+        seen = b""
+        while b"data:" not in seen:
+            seen += client.recv(64)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("case", "taking"),
+    [
+        ("all seats taken by clients that are killed", reading),
+        ("all seats taken by clients that do not read, and leave", not_reading),
+    ],
+)
+def test_every_seat(
+    server: TritonServer, table: ChaosTable, case: str, taking: Callable[[TritonServer], contextlib.AbstractContextManager[None]]
+) -> None:
+    """With one seat left a neighbour is answered at once, without any it waits, and it has its answer when they are gone."""
+    with ExitStack() as neighbours, ExitStack() as clients:
+        for _ in range(SEATS - 1):
+            clients.enter_context(taking(server))
+        took = served_again(server, now())
+        clients.enter_context(taking(server))
+        request = prompt(PROMPT, {"max_tokens": 1}, stream=True)
+        neighbour = neighbours.enter_context(OpenStream(server.grpc_url, request, own_connection=True))
+        waits = max(LONG_WAIT_SECONDS, 10 * took)
+        pause(waits)
+        assert neighbour.events == []
+        since = now()
+        clients.close()
+        end = neighbour.wait_end(BUSY_SECONDS)
+    assert end.error == ""
+    table.add(case, f"a neighbour waits {waits:.0f} s, until they leave", end.at - since)
 
 
 def test_slow_reader(server: TritonServer, table: ChaosTable) -> None:
     """A client reads nothing of its stream; a neighbour is answered meanwhile."""
-    body = json.dumps({"text_input": PROMPT, "stream": True, **LONG}).encode()
-    address = urlsplit(server.http_url)
-    head = f"POST /v2/models/vllm/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((address.hostname or "", address.port or 0)) as reader:
-        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        reader.sendall(head.encode() + body)
-        with ExitStack() as stack:
-            (neighbour,) = streaming(server, stack)
-            neighbour.wait(200)
-        assert is_served(server)
-    table.add("a client that does not read", "its answers wait", None)
+    with not_reading(server), ExitStack() as stack:
+        (neighbour,) = streaming(server, stack)
+        neighbour.wait(200)
+    table.add("a client that does not read, and a seat is left", "its answers wait", None)
 
 
 def test_unload_in_mid_stream(server: TritonServer, table: ChaosTable) -> None:
@@ -206,6 +249,68 @@ def test_server_killed(serving: Serve, engine: dict[str, object], table: ChaosTa
         again = served_again(server, since)
     assert ended < again
     table.add("tritonserver killed, then started", seen, again)
+
+
+@pytest.mark.skipif(len([*Path("/proc/driver/nvidia/gpus").glob("*")]) == 1, reason="each machine needs a GPU of its own")
+def test_node_killed(parts: Parts, engine: dict[str, object], tmp_path: Path, table: ChaosTable) -> None:
+    """The other of two machines that share the model; it is started again, as Kubernetes does."""
+    machines = Machines(parts, tmp_path, engine)
+    with ExitStack() as until_end:
+        until_end.callback(machines.close)
+        machines.start_node()
+        server = until_end.enter_context(machines.server())
+        with ExitStack() as stack:
+            (stream,) = streaming(server, stack)
+            since = now()
+            machines.end_node(signal.SIGKILL)
+            seen = stream.wait_end(BUSY_SECONDS).error
+        assert "unhealthy vLLM engine" in seen
+        machines.start_node()
+        table.add("a node of two killed, then started", seen, served_again(server, since))
+
+
+_ONE_DISK = """\
+folder=$1
+mount --bind "$folder" /mnt
+mount -t tmpfs -o "size=$2,mode=1777" tmpfs /tmp
+mkdir -p "$folder" /tmp/home
+mount --bind /mnt "$folder"
+unset VLLM_ENV_UNPACKED XDG_CACHE_HOME
+export TMPDIR=/tmp HOME=/tmp/home
+shift 2
+exec "$@"
+"""
+
+
+@pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built")
+def test_disk_full(parts: Parts, disk_folder: Path, table: ChaosTable) -> None:
+    """The disk with the home and /tmp has no room for the unpacked environment: the load says so, and the next one works."""
+    models = disk_folder / "models"
+    copy_into(models, parts)
+    size = sum(file.lstat().st_size for file in parts.environment.rglob("*")) + 2 * ROOM_BYTES
+    small = behind(parts, disk_folder, _ONE_DISK, disk_folder, size)
+    with server_of(small, models, ONE_THREAD, disk_folder / "server.log", EXPLICIT) as server:
+        disk = Path(f"/proc/{server.pid}/root/tmp")
+        assert shutil.disk_usage(disk).total < 2 * size
+        filler = disk / "filler"
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - ROOM_BYTES)
+        status, told = load(server)
+        assert status == 400
+        _, _, reason = str(json.loads(told)["error"]).partition("Internal: ")
+        seen, _, frames = reason.partition("\n")
+        assert seen.startswith("ConfigError: No folder can take the unpacked environment")
+        assert frames.split()[:1] == ["At:"]
+        assert frames.count("): ") == 1  # Triton's own line about model.py
+        places = (disk / "home/.cache/vllm_env/unpacked", *disk.glob("vllm_env_unpacked_*"))
+        assert [tree for place in places for tree in trees_in(place)] == []
+        wait_for(lambda: [process.pid for process in server.members()] == [server.pid], "the end of the failed load")
+        since = now()
+        filler.unlink()
+        assert load(server)[0] == 200
+        again = served_again(server, since)
+        assert len([tree for place in places for tree in trees_in(place)]) == 1
+    table.add("the disk full at a start, then not", seen, again)
 
 
 def test_hub_lost(serving: Serve, table: ChaosTable) -> None:

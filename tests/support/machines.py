@@ -18,6 +18,7 @@ from vllm_env.serve.server import Launch, TritonServer, free_ports
 from vllm_env.serve.smoke import copy_model, set_arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from support.serving import Parts
@@ -29,15 +30,16 @@ class Machines:
     Args:
         parts: what to serve.
         folder: gets the model and the logs.
+        engine_args: further engine arguments.
     """
 
-    def __init__(self, parts: Parts, folder: Path) -> None:
+    def __init__(self, parts: Parts, folder: Path, engine_args: Mapping[str, object] | None = None) -> None:
         self._parts = parts
         self._model = folder / "models" / "vllm"
         self._log = folder / "server.log"
         self.node_log = folder / "node.log"
         several = {"tensor_parallel_size": 2, "nnodes": 2, "master_port": free_ports().http}
-        self._arguments = {"model": str(parts.standin), **CPU_ARGUMENTS, **several}
+        self._arguments = {"model": str(parts.standin), **CPU_ARGUMENTS, **several, **(engine_args or {})}
         copy_model(parts.model, self._model)
         set_arguments(self._model, self._arguments)
         point_to_environment(self._model, parts.environment)

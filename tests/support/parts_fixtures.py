@@ -126,10 +126,10 @@ def copy_into(models: Path, parts: Parts) -> Path:
     return with_standin(shutil.copytree(parts.model, models / "vllm"), parts)
 
 
-def server_of(parts: Parts, models: Path, variables: Mapping[str, str], log: Path) -> TritonServer:
-    """Return a server of a repository as it is; it is not started yet."""
+def server_of(parts: Parts, models: Path, variables: Mapping[str, str], log: Path, *arguments: str) -> TritonServer:
+    """Return a server of a repository as it is, with further arguments of tritonserver; it is not started yet."""
     note_start(TRITON, engine=parts.engine)
-    launch = Launch({**variables_for(CPU_ARGUMENTS), **variables}, (), READY_SECONDS, STALL_SECONDS)
+    launch = Launch({**variables_for(CPU_ARGUMENTS), **variables}, arguments, READY_SECONDS, STALL_SECONDS)
     return TritonServer(parts.binary, models, log=log, launch=launch)
 
 
