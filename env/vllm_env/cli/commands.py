@@ -21,7 +21,13 @@ from vllm_env.export.export import export as export_models
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.lock.variants import variant_of
 from vllm_env.model.files import check_model
-from vllm_env.model.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
+from vllm_env.model.manifest import (
+    FOREIGN_REMEDY,
+    MANIFEST_NAME,
+    Manifest,
+    check_files,
+    read_manifest,
+)
 from vllm_env.plan import UNKNOWN, preview
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
 from vllm_env.sketch import BuildRequest, choose_profile, installed_triton
@@ -32,7 +38,7 @@ from vllm_env.wheelhouse import fill_wheelhouse
 
 from .adopt import adopt
 from .audit import audit
-from .doctor import examine
+from .doctor import examine, foreign_models
 from .options import open_workspace, request_of
 from .run import client, serve
 
@@ -102,6 +108,8 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     facts["built"] = f"{manifest.built_at} by {manifest.built_by}"
     for name, value in facts.items():
         console.result(f"{name:<14} {value}")
+    if manifest.foreign:
+        console.note(f"{manifest.foreign} {FOREIGN_REMEDY}")
     return 0
 
 
@@ -236,7 +244,7 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     overrides = Overrides(torch_backend=variant_of(options.cuda) if options.cuda else None)
     spec = load_spec(choose_profile(options.profile, path, overrides), overrides)
     workspace = open_workspace(options)
-    findings = examine(workspace, triton, spec)
+    findings = examine(workspace, triton, spec) + foreign_models(BuildRequest.repository)
     if options.audit:
         findings += audit(workspace, spec)
     if options.json:

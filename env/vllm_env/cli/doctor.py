@@ -24,6 +24,7 @@ from vllm_env.lock.lock import lock_beside
 from vllm_env.lock.pylock import read_pylock, versions_of
 from vllm_env.lock.spec import Spec
 from vllm_env.lock.variants import cuda_of, cuda_of_versions
+from vllm_env.model.manifest import FOREIGN_REMEDY, MANIFEST_NAME, foreign
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
@@ -56,6 +57,17 @@ def examine(workspace: Workspace, triton: TritonRoot | None, spec: Spec) -> list
         _ports(),
         _hub(),
         _compiler(spec),
+    ]
+
+
+def foreign_models(repository: Path) -> list[Finding]:
+    """Return a problem for each model of a repository that this machine cannot serve."""
+    folders = sorted(file.parent for file in repository.glob(f"*/{MANIFEST_NAME}"))
+    sentences = {folder: foreign(folder) for folder in folders}
+    return [
+        Finding("model", "problem", f"{folder}: {sentence}", FOREIGN_REMEDY)
+        for folder, sentence in sentences.items()
+        if sentence
     ]
 
 

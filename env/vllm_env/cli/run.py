@@ -16,7 +16,7 @@ from vllm_env.base.process import become
 from vllm_env.base.report import Console
 from vllm_env.base.workspace import CHECKOUT
 from vllm_env.model.files import CONFIG_NAME
-from vllm_env.model.manifest import MANIFEST_NAME
+from vllm_env.model.manifest import FOREIGN_REMEDY, MANIFEST_NAME, foreign
 from vllm_env.sketch import BuildRequest, installed_triton
 from vllm_env.triton.root import TritonRoot, backend_arguments, is_plain, open_root
 
@@ -81,7 +81,12 @@ def link_for(triton: TritonRoot, repository: Path) -> Path | None:
 
 
 def _check_built(repository: Path, model: str) -> None:
-    if any(repository.glob(f"{model}/{MANIFEST_NAME}")):
+    folders = sorted(file.parent for file in repository.glob(f"{model}/{MANIFEST_NAME}"))
+    # Triton 24.10 lets a shell read the stub of another machine as a script, and waits for ever.
+    for folder in folders:
+        if sentence := foreign(folder):
+            raise VllmEnvError(f"{folder}: {sentence}", remedy=FOREIGN_REMEDY)
+    if folders:
         return
     # tritonserver would say that it cannot find a path.
     named = "" if model == "*" else f" {model}"

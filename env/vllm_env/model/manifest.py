@@ -29,6 +29,7 @@ from .contents import check_unpacked, record_of
 MANIFEST_NAME = "vllm_env.json"
 CACHE_NAME = "vllm_cache"
 """The folder of vLLM's caches in the model's folder, which ``--warm`` fills."""
+FOREIGN_REMEDY = "Build it again with ./gen_vllm_env.sh here, or serve it on such a machine."
 # Raise it when the fields change: the served model and published models depend on them.
 FORMAT = 1
 # The manifest records their versions. vllm_env.cdx.json has all of them.
@@ -123,12 +124,16 @@ class Manifest:
         # Builds of earlier versions were for x86-64 only.
         return str(self.spec.get("platform") or AMD64.name)
 
+    @property
+    def foreign(self) -> str:
+        """Return a sentence if the model is for other machines than this one, or ""."""
+        return _foreign(self.platform)
+
     def require_platform(self) -> None:
         """Raise a VllmEnvError if programs of the environment do not run on this machine."""
-        here = this_platform().name
-        if self.platform != here:
+        if self.foreign:
             raise VllmEnvError(
-                f"This model was built for {self.platform}, and this machine is {here}.",
+                self.foreign,
                 cause="The environment's Python would have to start here.",
                 remedy=f"Do it on a machine for {self.platform}, or build it with --layout archive "
                 "there, which `export` can read anywhere.",
@@ -226,6 +231,23 @@ def read_manifest(model: Path) -> Manifest | None:
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise VllmEnvError(f"{file} is damaged: {error}.", remedy=REBUILD_REMEDY) from error
+
+
+def foreign(model: Path) -> str:
+    """Return a sentence if a model's folder is for other machines than this one, or ""."""
+    try:
+        document = json.loads((model / MANIFEST_NAME).read_text("utf-8"))
+        return _foreign(document["spec"]["platform"])
+    # Manifests for x86-64 do not name it. Of a damaged one, the served model says what is wrong.
+    except (OSError, ValueError, TypeError, KeyError):
+        return _foreign(AMD64.name)
+
+
+def _foreign(built_for: str) -> str:
+    here = this_platform().name
+    if built_for == here:
+        return ""
+    return f"This model was built for {built_for}, and this machine is {here}."
 
 
 def adopted_from(model: Path) -> str:

@@ -47,10 +47,13 @@ def test_a_model_for_another_kind_of_machine_is_named_and_not_started(
     for platform, other in (("linux/amd64", {}), ("linux/arm64", {"platform": "linux/arm64"})):
         (model / "vllm_env.json").write_text(replace(manifest, spec={**spec, **other}).to_json())
         assert _run("inspect", "--model-repository", model.parent) == 0
-        assert f"platform       {platform}\n" in capsys.readouterr().out
-        assert _run("verify", "--model-repository", model.parent) == 1
         is_foreign = platform != this_platform().name
-        assert (f"This model was built for {platform}, and this machine is" in capsys.readouterr().err) is is_foreign
+        sentence = f"This model was built for {platform}, and this machine is {this_platform().name}."
+        shown = capsys.readouterr()
+        assert f"platform       {platform}\n" in shown.out
+        assert (sentence in shown.err) is is_foreign
+        assert _run("verify", "--model-repository", model.parent) == 1
+        assert (sentence in capsys.readouterr().err) is is_foreign
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

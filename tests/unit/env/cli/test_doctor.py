@@ -191,6 +191,22 @@ def test_a_driver_that_is_too_old_is_a_problem_of_this_cuda_version_only(tmp_pat
     assert doctor._gpu(load_spec("cuda", Overrides(torch_backend="cu129"))).state == "ok"
 
 
+def test_a_model_for_other_machines_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Of a repository's models only this one is named."""
+    for name, machine in (("arm", "linux/arm64"), ("amd", "linux/amd64")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vllm_env.json").write_text(json.dumps({"spec": {"platform": machine}}))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("vllm_env.cli.commands.BuildRequest.repository", tmp_path)
+    assert main(["doctor", "--json", "--profile", "cpu"]) == 1
+    (finding,) = [one for one in json.loads(capsys.readouterr().out) if one["name"] == "model"]
+    sentence = "This model was built for linux/arm64, and this machine is linux/amd64."
+    assert (finding["state"], finding["what"]) == ("problem", f"{tmp_path}/arm: {sentence}")
+    assert "Build it again" in finding["remedy"]
+
+
 def test_json_lists_every_finding(capsys: pytest.CaptureFixture[str]):
     """``doctor --json`` prints a list with state, name and remedy; nothing else on stdout."""
     status = main(["doctor", "--json", "--profile", "cpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -12,11 +13,13 @@ import pytest
 
 from support.repositories import CHECKOUT
 from support.triton_folder import make_root
+from vllm_env.base.machine import PLATFORMS, this_platform
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.long
+OTHER = next(name for name in PLATFORMS if name != this_platform().name)
 PORTS = ("--http-port=1", "--grpc-port=2", "--metrics-port", "3")
 """All named, so that what listens on this machine does not matter."""
 
@@ -79,6 +82,19 @@ def test_what_cannot_be_served_is_refused_with_a_remedy(
     assert (done.returncode in (1, 2), done.stdout) == (True, "")
     assert what in done.stderr
     assert remedy.format(tmp_path=tmp_path) in done.stderr
+
+
+@pytest.mark.parametrize("named", [(), ("--model", "chat")])
+def test_a_model_for_other_machines_is_not_served(root: Path, models: Path, named: tuple[str, ...]) -> None:
+    """Triton would wait for its stub for ever. A model that is not loaded does not matter."""
+    manifest = {"spec": {"platform": OTHER}}
+    (models / "chat/vllm_env.json").write_text(json.dumps(manifest))
+    done = typed("serve", "--triton-root", root, "--model-repository", models, *named, "--", *PORTS)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{models}/chat: This model was built for {OTHER}, and this machine is {this_platform().name}." in done.stderr
+    assert "Build it again with ./gen_vllm_env.sh here" in done.stderr
+    done = typed("serve", "--triton-root", root, "--model-repository", models, "--model=vllm", "--", *PORTS)
+    assert done.returncode == 7, done.stderr
 
 
 def test_a_taken_port_is_named_before_the_model_loads(root: Path, models: Path) -> None:

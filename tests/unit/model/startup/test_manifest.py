@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,25 @@ def test_an_unpacked_environment_and_no_manifest_pass(model):
     check(model, "26.07", log)
     assert "nothing to check" in log.lines[-1]
     assert log.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "machine", "built_for", "here"),
+    [
+        ({"platform": "linux/arm64"}, "x86_64", "linux/arm64", "linux/amd64"),
+        ({"profile": "cpu"}, "aarch64", "linux/amd64", "linux/arm64"),
+    ],
+)
+def test_a_model_for_other_machines_is_refused(model, monkeypatch, spec, machine, built_for, here):
+    """With a stub that starts here, such as the server's own; manifests for x86-64 name no platform."""
+    file = model / "vllm_env.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "spec": spec}))
+    theirs, ours = (SimpleNamespace(machine=name) for name in ({"x86_64": "aarch64", "aarch64": "x86_64"}[machine], machine))
+    monkeypatch.setattr("os.uname", lambda: theirs)
+    check(model, "24.10", FakeLog())
+    monkeypatch.setattr("os.uname", lambda: ours)
+    with pytest.raises(ConfigError, match=f"built for {built_for}, and this machine is {here}: build it again"):
+        check(model, "24.10", FakeLog())
 
 
 @pytest.mark.parametrize("lost", ["mode", "link"])

@@ -21,6 +21,7 @@ FITTING: dict[tuple[str, str], str] = {}
 There is none yet. A stub of 24.10 on 26.07 ends the server at the first request (signal 11): the
 layout of their shared memory changes between releases.
 """
+_PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 OWN_STUB_SINCE = "24.11"
 """The first release whose own stub is for Python 3.12, so that ``--triton-release`` can build."""
 
@@ -36,7 +37,7 @@ def check(model_dir: Path, server: str, log: Log) -> None:
     Raises:
         ConfigError: the manifest cannot be read, a file's size differs from the manifest, an
             unpacked environment has no program, or the model was built for another release of
-            Triton.
+            Triton or another kind of machine.
     """
     path = model_dir / FILE_NAME
     # A model that was made by hand has no manifest.
@@ -49,6 +50,7 @@ def check(model_dir: Path, server: str, log: Log) -> None:
         raise ConfigError(f"{path} cannot be read as JSON: {error}; {REMEDY}") from None
     if not isinstance(manifest, dict):
         raise ConfigError(f"{path} holds no JSON object; {REMEDY}")
+    _compare_platforms(manifest)
     for part in ("archive", "stub"):
         _compare(model_dir, manifest.get(part) or {})
     _require_program(model_dir, manifest.get("archive") or {})
@@ -59,6 +61,20 @@ def check(model_dir: Path, server: str, log: Log) -> None:
         f"built for vLLM {vllm.get('version', '?')}{commit}, Python {manifest.get('python', '?')}, "
         f"Triton {manifest.get('triton_release', '?')} on {manifest.get('built_at', '?')}"
     )
+
+
+def _compare_platforms(manifest: dict[str, Any]) -> None:
+    # A stub of another machine does not start. This is for a model whose stub was replaced, or that
+    # uses the server's own.
+    machine = os.uname().machine
+    here = _PLATFORMS.get(machine, machine)
+    # Builds of earlier versions were for x86-64 only.
+    built_for = (manifest.get("spec") or {}).get("platform") or _PLATFORMS["x86_64"]
+    if here != built_for:
+        raise ConfigError(
+            f"this model was built for {built_for}, and this machine is {here}: "
+            f"build it again with ./gen_vllm_env.sh on this machine, or serve it on {built_for}"
+        )
 
 
 def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
