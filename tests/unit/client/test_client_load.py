@@ -50,6 +50,20 @@ def test_load_shapes(prompts: Path, tmp_path: Path, shape: list[object], sent: i
 
 
 @pytest.mark.long
+def test_a_duration_ends_the_load(prompts: Path, tmp_path: Path) -> None:
+    """As many requests as are due meanwhile, or fewer on a busy machine: none starts later."""
+    with EchoServer() as server:
+        flags = ["--duration", 1, "--request-rate", 10, "--report", "report.json", "--input-prompts", prompts]
+        done = run("-u", server.url, "-s", *flags, cwd=tmp_path)
+        asked = len(server.requests)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["sent"] == report["completed"] == asked
+    assert 1 <= asked <= 10
+    matches(report, SCHEMA)
+
+
+@pytest.mark.long
 def test_warm_ups_leave_the_other_prompts_new(tmp_path: Path) -> None:
     """They are the first prompt only: a prefix cache would hold what they have sent."""
     with EchoServer() as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,6 +55,27 @@ async def test_all_are_answered(kind: str) -> None:
     await run(Fake(), kind, done)
     assert sorted(record.request.index for record in done) == list(range(8))
     assert {record.outcome for record in done} == {Outcome.ANSWERED}
+
+
+async def test_a_request_that_waits_for_a_place_counts_from_when_it_was_due() -> None:
+    """It is sent later, and the record has both times."""
+    done: list[Record] = []
+    started = time.perf_counter() - 10  # s; all but the last are late
+    due = [0.0, 1.0, 2.0, 10.02]
+    pairs = zip(due, requests(4), strict=True)
+    await open_loop([Fake()], pairs, done.append, started=started)
+    assert [record.due - started for record in done] == pytest.approx(due)
+    assert all(record.sent - started >= 10 for record in done)
+    assert done[-1].sent >= done[-1].due
+
+
+async def test_no_request_starts_after_the_end_of_the_load() -> None:
+    """Of an open loop; those that are due before it are answered."""
+    done: list[Record] = []
+    started = time.perf_counter()
+    pairs = zip([0.0, 0.0, 0.3, 0.4], requests(4), strict=True)
+    await open_loop([Fake()] * 4, pairs, done.append, started=started, until=started + 0.2)
+    assert [record.request.index for record in done] == [0, 1]
 
 
 @pytest.mark.parametrize("kind", ["closed", "open"])

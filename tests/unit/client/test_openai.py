@@ -110,6 +110,28 @@ def test_pictures_outside_of_messages_are_refused() -> None:
         ask(server, [request(0, "x", images=("aa",))])
 
 
+@pytest.mark.parametrize("mode", [[], ["-s"]])
+@pytest.mark.long
+def test_answers_without_a_count_are_left_out_of_the_figures_in_tokens(mode: list[str], prompts: Path, tmp_path: Path) -> None:
+    """They are answers all the same, and the report has their number; they reach no goal for TPOT. Nobody knows the speed."""
+    with OpenAIEcho(counts=lambda number: number % 4 != 1) as server:
+        goal = ["--goodput", "tpot:60000"] if mode else []
+        flags = [*mode, *goal, "--iterations", 10, "--report", "r.json", "--results-format", "jsonl"]
+        done = run("--backend", "openai", "-u", server.url, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "The server did not count the tokens of 5 of 20 answers: no output tokens/s; TPOT is without them" in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "results.txt").read_text().splitlines()]
+    counted = [record["output_tokens"] for record in records if record["output_tokens"] is not None]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (len(counted), report["uncounted"], report["completed"], report["tokens_counted"]) == (15, 5, 20, True)
+    assert report["total_output_tokens"] == sum(counted)
+    assert (report["output_throughput"], report["total_token_throughput"]) == (None, None)
+    matches(report, SCHEMA)
+    if mode:
+        assert report["median_tpot_ms"] > 0
+        assert report["request_goodput"] == pytest.approx(15 / report["duration"])
+
+
 @pytest.mark.long
 def test_two_servers_are_not_compared_in_tokens_that_one_has_not_counted(prompts: Path, tmp_path: Path) -> None:
     """Its blocks would seem slower by what is missing. In the other blocks the two are compared."""

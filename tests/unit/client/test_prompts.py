@@ -60,9 +60,12 @@ def test_json_lines_have_chats_pictures_and_parameters(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
+        ("[]", 'either "prompt" or "messages"'),
         ('{"prompt": "a", "messages": []}', 'either "prompt" or "messages"'),
         ('{"prompt": 5}', "must be a string"),
+        ('{"messages": "hi"}', "must be a list of messages"),
         ('{"prompt": "a", "parameters": 5}', "must be an object"),
+        ('{"prompt": "a", "images": "x"}', "must be a list of file names"),
         ('{"prompt": "a", "images": ["none.png"]}', r"cannot read the picture .*none\.png: No such file"),
         ('{"prompt": "a", "max_tokens": 5}', "unknown field 'max_tokens'; known are"),
     ],

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest import samples
 from loadtest.measures import Measures
 from loadtest.options import parse
 from loadtest.overhead import Overhead
 from loadtest.record import Outcome, Record, Request
 from loadtest.report import figures_of, summary
 from loadtest.run import Result
+
+if TYPE_CHECKING:
+    pass
 
 
 def test_a_bottleneck_gives_no_verdict() -> None:
@@ -24,3 +32,17 @@ def test_a_bottleneck_gives_no_verdict() -> None:
         assert ("no verdict" in "".join(summary(options, figures))) == (verdict is None)
     assert Overhead(cpu_seconds=8.91, seconds=9.0).reasons() == ["it used 99% of a core"]
     assert Overhead(cpu_seconds=4.5, seconds=9.0).reasons() == []
+
+
+def test_a_bottleneck_is_named_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And percentiles from a histogram, too, whatever was asked for."""
+    monkeypatch.setattr(samples, "EXACT_LIMIT", 2)
+    options = parse(["-s"])
+    measures = Measures()
+    for _ in range(3):
+        request = Request(0, "", {}, stream=True)
+        measures.add(Record(request, due=0.0, sent=0.0, times=[0.1], output_tokens=1, outcome=Outcome.ANSWERED))
+    result = Result(3, "vllm", measures=measures, overhead=Overhead(cpu_seconds=8.91, seconds=9.0), duration=2.0)
+    lines = summary(options, figures_of(options, result))
+    assert "TTFT, E2EL: percentiles from a histogram, with an error of at most 1 %" in lines
+    assert "The client was the bottleneck: it used 99% of a core" in lines

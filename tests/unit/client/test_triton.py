@@ -117,6 +117,17 @@ def test_an_input_that_the_model_lacks_is_named_before_anything_is_sent(asked: R
         assert server.streamed == []
 
 
+def test_a_model_that_is_not_described_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a server that ends at this moment."""
+
+    def refuse(_: object, message: Any, context: Any) -> None:
+        context.abort(grpc.StatusCode.INTERNAL, "on fire")
+
+    monkeypatch.setattr(EchoServer, "ModelMetadata", refuse)
+    with EchoServer() as server, pytest.raises(ClientError, match=r"does not describe the model 'vllm': .*on fire; see the"):
+        ask(server, [request(0, "x")])
+
+
 BOTH_ANSWERS = pytest.mark.parametrize("errors", [False, True], ids=["24.10", "26.07"])
 """What the two releases answer about a model that is not ready."""
 

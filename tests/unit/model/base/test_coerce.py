@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -29,6 +29,7 @@ class Point:
         (3.0, int, 3),
         ("0.5", float, 0.5),
         ("false", bool, False),
+        ("1", int | str, "1"),
         (0, bool, False),
         (None, int | None, None),
         ("[1, 2]", list[int], [1, 2]),
@@ -36,6 +37,7 @@ class Point:
         ('{"a": 1}', dict[str, Any] | None, {"a": 1}),
         (["a"], set[str], {"a"}),
         (["1"], Sequence[int], [1]),
+        (["1"], Iterable[int] | None, [1]),
         ("r", Colour, Colour.RED),
         ("red", Colour, Colour.RED),
         ("1", Literal[0, 1], 1),
@@ -53,6 +55,8 @@ def test_what_fits_is_converted(value, hint, expected):
     ("value", "hint", "says"),
     [
         (True, int, "an integer, not true"),
+        (True, float, "a finite number, not true"),
+        (5, type(None), "null, not 5"),
         (1.5, int, "an integer"),
         (float("nan"), int, "an integer"),
         ("10e999", float, "a finite number"),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from support.fake_log import FakeLog
-from support.fake_triton import FINAL, REFUSAL, Request
+from support.fake_reply import fake_reply
+from support.fake_triton import FINAL, REFUSAL, MetricFamily, Request
 from triton_vllm.base import errors
 from triton_vllm.base import triton as module
 from triton_vllm.base.dialect import OFFICIAL, OURS
@@ -116,6 +117,21 @@ def error_of(request):
     return response.error.message, response.error.code
 
 
+def test_an_error_that_does_not_fit_ends_the_request(triton, monkeypatch):
+    """Its client would wait for ever otherwise."""
+    request = Request({})
+    send = request.sender.send
+
+    def full(response=None, flags=0):
+        if response is not None:
+            raise RuntimeError("Failed to increase the shared memory pool size")
+        send(response, flags)
+
+    monkeypatch.setattr(request.sender, "send", full)
+    fake_reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True)).give_up()
+    assert [flags for _, flags in request.sender.sent] == [FINAL]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -216,3 +232,14 @@ def test_nothing_is_asked_where_shared_memory_is_short(triton, monkeypatch):
     monkeypatch.setattr(triton, "trouble", AssertionError("the stub crashes here"))
     monkeypatch.setattr(module, "shared_memory_free", lambda: module.MARGIN_BYTES)
     assert module.is_ending("mine") is False
+
+
+def test_samples_of_one_name_share_a_family(triton):
+    """Triton refuses a second family of the same name."""
+    metrics: Any = module.TritonMetrics()
+    first, second = (metrics.create("vllm:n_total", "how many", {"le": le}, counter=True) for le in "ab")
+    metrics.add(first, 2.0)
+    (family,) = metrics._families.values()
+    assert family.metrics == [first, second]
+    assert (family.kind, family.description) == (MetricFamily.COUNTER, "how many")
+    assert (first.value, second.value, first.labels) == (2.0, 0.0, {"le": "a"})

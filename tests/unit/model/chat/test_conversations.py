@@ -44,6 +44,14 @@ def begun(parsers, given, limits=USUAL):
     return conversations.begin(parsers, given, params, (ValueError,), limits, stream=True), params
 
 
+def test_a_forced_tool_replaces_the_constraint():
+    """And special tokens are kept for the parser."""
+    found, params = begun(Parsers(), request(tool_choice="required"))
+    assert found is not None
+    assert found.followed == [False]  # what is decoded then
+    assert (params.structured_outputs.structural_tag, params.skip_special_tokens) == ("{}", False)
+
+
 def test_tools_are_no_way_around_the_limits_of_constraints():
     """They may be sixteen times as long as a schema."""
     with pytest.raises(InvalidRequestError, match=r"^tools: .*structured_outputs\.structural_tag has 9 characters"):

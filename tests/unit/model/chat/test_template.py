@@ -32,6 +32,7 @@ def test_what_is_no_file_is_a_template(tmp_path, value):
         (1, "f: chat_template must be a template"),
         ("missing.jinja", "f: chat_template: the file .*missing.jinja cannot be read.*give a path"),
         ("a\0", "f: chat_template: the file .* cannot be read"),
+        (".", "f: chat_template: the file .* cannot be read"),
         ("binary", "f: chat_template: the file .* cannot be read"),
         ("empty", "f: chat_template: the file .* has no template"),
     ],

@@ -19,6 +19,8 @@ from triton_vllm.constraints.checks import MANY_REPETITIONS, check, expansion
         ("((a{10}){10}){10}", (1110, 2)),
         ("[a-z{}]{4}", (4, 0)),
         (r"[^\]x]{2}", (2, 0)),
+        ("[]x]{2}", (2, 0)),
+        ("((a))(b)", (5, 2)),
         (r"\d{4}-\d{2}", (7, 0)),
         (r"\p{Lu}{3}", (7, 0)),
         ("a{x}", (4, 0)),
@@ -44,6 +46,7 @@ def test_a_huge_expansion_is_not_counted_to_its_end():
         {"json": {"type": "object", "properties": {"pattern": {"type": "string", "maxLength": 4000}, "enum": {"enum": [1, 2]}}}},
         {"json_object": True, "json": None},
         {"regex": 5},
+        {"choice": "x"},
         {"json": [1]},
     ],
 )

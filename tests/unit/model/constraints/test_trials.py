@@ -148,6 +148,15 @@ def test_what_xgrammar_refuses_is_refused_in_its_words(trials, caplog, what):
     assert line.exc_info is None
 
 
+def test_what_no_answer_can_follow_is_refused(trials):
+    """xgrammar compiles it; vLLM would end the request without a word to the client."""
+    error, after = tried(trials, "compile has a dead end", "b")
+    assert after is None
+    assert isinstance(error, InvalidRequestError)
+    text = "structured_outputs.regex allows no token after 2 tokens of an answer: a rule may lead only to itself"
+    assert str(error) == text
+
+
 @pytest.mark.parametrize(("kind", "tekken", "refused"), [("lark", True, False), ("lark", False, True), ("regex", True, True)])
 def test_grammars_that_vllm_gives_to_guidance_in_any_case_are_not_refused(trials, kind, tekken, refused):
     """Those in Lark's syntax with Mistral's newer tokenizer, among them its own for tool calls."""
@@ -162,6 +171,23 @@ def test_grammars_that_vllm_gives_to_guidance_in_any_case_are_not_refused(trials
         return
     with pytest.raises(InvalidRequestError, match="is refused by xgrammar"):
         asyncio.run(check())
+
+
+@pytest.mark.long
+def test_nobody_waits_for_one_that_takes_long(trials):
+    """Two are tried at the same time."""
+    order = []
+
+    async def note(text):
+        await outcome(trials, text)
+        order.append(text)
+
+    async def both():
+        await outcome(trials, "the worker is there")
+        await asyncio.gather(note("compile spins"), note("a"))
+
+    asyncio.run(both())
+    assert order == ["a", "compile spins"]
 
 
 LATE = "import socket; c = socket.socket(fileno=0); kept = socket.recv_fds(c, 1, 1); c.recv(1); raise SystemExit(1)"
@@ -212,6 +238,7 @@ def test_other_compilers_have_bounds_of_their_own(trials):
         ({"grammar": 'root ::= "a"'}, ("grammar", "grammar", 'root ::= "a"')),
         ({"grammar": 'start: "a" // ::='}, ("grammar", "lark", 'start: "a" // ::=')),
         ({"grammar": '# ::=\nstart: "a"'}, ("grammar", "lark", '# ::=\nstart: "a"')),
+        ({"structural_tag": "{}"}, ("structural_tag", "structural_tag", "{}")),
     ],
 )
 def test_what_is_to_be_compiled(fields, expected):

@@ -51,6 +51,17 @@ def test_errors_are_translated(started, cause, told):
     assert got.get(timeout=PROMISED) == (j.reply, last)
 
 
+def test_the_same_failure_again_is_a_line_in_the_log(started):
+    """A vLLM that has moved on fails for every request: one traceback tells why, and each request has its line."""
+    engine, got = started()
+    Llm.started[-1].add_error = TypeError("add_request() got an unexpected keyword argument 'priority'")
+    for _ in range(3):
+        job().submit(engine)
+        got.get(timeout=PROMISED)
+    assert ["Traceback" in line for line in engine._log.lines].count(True) == 1
+    assert len(engine._log.lines) == 3
+
+
 def test_a_failed_output_handler_is_nobodys_fault(started):
     """vLLM gives its exception to everyone in flight: all may try again, and the log has it once."""
     engine, got = started()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from support.engine_parts import Llm
+from support.patience import wait_for
 
 
 class Front:
@@ -37,3 +41,24 @@ def test_a_front_that_cannot_serve_says_so(started):
     with pytest.raises(RuntimeError, match="no port"):
         engine.attach(front)
     assert engine.jobs.is_up()
+
+
+def test_the_next_engine_starts_beside_the_loop(started, monkeypatch):
+    """So that the front can say meanwhile that there is none; and it gets that engine, in as many attempts as it takes."""
+    engine, _ = started()
+    front = Front()
+    engine.attach(front)
+    threads = []
+    start: Any = Llm.__dict__["from_engine_args"].__func__
+
+    def noting(cls, args, usage_context):
+        threads.append(threading.current_thread().name)
+        return start(cls, args, usage_context)
+
+    monkeypatch.setattr(Llm, "from_engine_args", classmethod(noting))
+    front.fails = 1
+    Llm.started[0].errored = True
+    wait_for(lambda: len(front.engines) == 2, "the next engine")
+    assert front.engines[-1] is Llm.started[-1]
+    assert len(threads) == 2
+    assert "triton-engine" not in threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any, cast
 
 import pytest
 
@@ -52,17 +53,48 @@ def test_an_engine_that_fails_vllms_health_check_is_replaced(started):
 
 
 def test_a_request_without_output_is_logged_with_its_state(started):
-    """Those with outputs are not."""
+    """Once, and again only after it has moved; those with outputs are not."""
     engine, got = started(silence=40.0)
     clock = TickingClock(engine)
     _, moving = added(engine, job())
-    added(engine, stuck := job())
+    _, put = added(engine, stuck := job())
+    stuck.reply.pending.append(cast("Any", "an output that was not sent"))
+    looks, note_stuck = threading.Semaphore(0), engine._note_stuck
+    engine._note_stuck = lambda: (note_stuck(), looks.release())
     for _ in range(3):
         clock.now += 30
         engine._loop.call_soon_threadsafe(moving, output(finished=False))
         got.get(timeout=PROMISED)
-    wait_for(lambda: engine._log.lines)
-    assert engine._log.lines == [f"1 requests have had no output for 40 s: {stuck.id}: vLLM has it, 0 outputs wait to be sent"]
+        while looks.acquire(blocking=False):
+            pass
+        for _ in range(2):  # the first may have begun before the output came
+            assert looks.acquire(timeout=PROMISED)
+    (line,) = engine._log.lines
+    assert line == f"1 requests have had no output for 40 s: {stuck.id}: vLLM has it, 1 outputs wait to be sent"
+    engine._loop.call_soon_threadsafe(put, output(finished=False))
+    got.get(timeout=PROMISED)
+    clock.now += 30
+    engine._loop.call_soon_threadsafe(moving, output(finished=False))
+    got.get(timeout=PROMISED)
+    clock.now += 30
+    wait_for(lambda: len(engine._log.lines) == 2)
+
+
+def test_a_check_that_fails_is_not_the_last(started):
+    """An exception in it would leave a dead engine unnoticed for ever."""
+    engine, got = started()
+    bury, failures = engine._bury, iter([KeyError("injected")])
+
+    def fails_once(loss):
+        for failure in failures:
+            raise failure
+        bury(loss)
+
+    engine._bury = fails_once
+    added(engine, job())
+    Llm.started[-1].errored = True
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    assert "injected" in engine._log.lines[0]
 
 
 def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):

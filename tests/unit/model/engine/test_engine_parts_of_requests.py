@@ -13,6 +13,7 @@ from support.patience import wait_for
 from triton_vllm.base.errors import CancelledError, InternalError, InvalidRequestError
 from triton_vllm.engine.engine import UNLOADED
 from triton_vllm.engine.order import Order, Prompt
+from triton_vllm.pooling.gathering import Gathered
 
 
 def job(count=3, *, most=0, bulky=False):
@@ -38,6 +39,21 @@ def begun(started, request):
     llm = Llm.started[-1]
     wait_for(lambda: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in ids(j)))
     return engine, got, j, [llm.collectors[name].put for name in ids(j)]
+
+
+def test_outputs_are_put_together_in_the_order_of_the_parts(begun):
+    """Whichever comes first; the job ends once, with the last."""
+    engine, got, j, puts = begun
+    assert engine.jobs.ledger.count() == 3
+    outputs = [number(n) for n in range(3)]
+    for n in (2, 0, 1):
+        assert got.empty()
+        puts[n](outputs[n])
+    reply, item = got.get(timeout=PROMISED)
+    assert reply is j.reply
+    assert isinstance(item, Gathered)
+    assert list(item.outputs) == outputs
+    assert (engine.jobs.ledger.count(), engine.jobs.ledger.jobs()) == (0, [])
 
 
 def test_a_part_that_fails_ends_the_request_and_the_others(begun):

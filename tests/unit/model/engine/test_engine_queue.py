@@ -51,6 +51,26 @@ def queued(started):
     return engine, got, TickingClock(engine), processor
 
 
+def test_vllm_is_asked_once_and_only_for_what_has_waited_for_long(queued):
+    """With thousands in flight to ask costs time, which the tokens need."""
+    engine, got, clock, processor = queued
+    processor.add(engine, working := job(), prefilling=False)
+    processor.add(engine, streaming := job(stream=True))
+    Llm.started[-1].collectors[streaming.id].put(output(finished=False))
+    assert got.get(timeout=PROMISED)[0] is streaming.reply
+    for _ in range(3):
+        processor.add(engine, waiting := job())
+        clock.now += LIMIT + 1
+        processor.add(engine, young := job())
+        assert got.get(timeout=PROMISED)[0] is waiting.reply
+        engine.jobs.cancel(young.job)
+        assert got.get(timeout=PROMISED)[0] is young.reply
+    asked = processor.external_req_ids.asked
+    assert asked.count(working.id) == 1
+    assert {young.id, streaming.id}.isdisjoint(asked)
+    wait_for(lambda: engine.jobs.ledger.jobs() == [working.job, streaming.job])
+
+
 def test_an_operator_waits_in_no_queue(queued):
     """A sleep that waits for the requests in flight is not one that vLLM has not begun."""
     engine, got, clock, processor = queued

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from support.engine_parts import PROMISED, added, output
-from support.fake_reply import fake_job, fake_reply
+from support.engine_parts import PROMISED, Llm, added, output
+from support.fake_reply import fake_job, fake_operation, fake_reply
+from support.patience import wait_for
 from triton_vllm.base.errors import UnavailableError
 from triton_vllm.engine.job import Job
+from triton_vllm.engine.ledger import Ledger
 from triton_vllm.instances.counts import Counts
 from triton_vllm.openai.delivery import Collected
 from triton_vllm.reply.reply import Reply
@@ -41,6 +44,17 @@ def test_a_request_counts_for_the_other_instance_until_it_ends(pair):
     assert other.others() == 0
 
 
+def test_the_other_instance_sees_each_change_at_once():
+    """The engine's checks come too late for it: twice a second."""
+    memory = bytearray(Counts.size(2))
+    ledger, other = Ledger(Counts(memory, 0, 2)), Counts(memory, 1, 2)
+    job: Job[Reply] = Job(fake_reply())
+    ledger.enter(job)
+    assert other.others() == 1
+    ledger.leave(job)
+    assert other.others() == 0
+
+
 def test_an_operator_request_does_not_count(pair):
     """A sleep would wait for itself, and for the wake_up that another instance has got. But it is in flight."""
     engine, _, other = pair
@@ -50,6 +64,26 @@ def test_an_operator_request_does_not_count(pair):
     assert not engine.jobs.ledger.is_empty()
     engine.jobs.ledger.leave(job)
     assert engine.jobs.ledger.is_empty()
+
+
+def test_a_sleep_waits_for_the_requests_of_the_other_instance(pair):
+    """They may be in flight only there."""
+    engine, got, other = pair
+    llm: Any = Llm.started[-1]
+    llm.model_config = SimpleNamespace(enable_sleep_mode=False)
+    slept = threading.Event()
+
+    async def sleep(level):
+        slept.set()
+
+    llm.sleep = sleep
+    other.note(1)
+    fake_operation("sleep").submit(engine)
+    wait_for(lambda: engine.runner.operator.asleep)
+    assert not slept.wait(0.2)
+    other.note(0)
+    assert dict(got.get(timeout=PROMISED)[1].outputs) == {"operation": "sleep", "asleep": True}
+    assert slept.is_set()
 
 
 def test_requests_to_the_openai_port_count_as_well(pair):

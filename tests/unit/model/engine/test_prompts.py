@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from support.patience import pause
 from triton_vllm import vllm_api
-from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
 from triton_vllm.chat.request import Chat
 from triton_vllm.engine.order import Prompt
 from triton_vllm.engine.prompts import DECODED_AT_ONCE, Prompter
@@ -87,12 +88,40 @@ class Renders:
 NEW = SimpleNamespace(**{**vars(OLD), "ChatParams": lambda **given: given})
 
 
+def test_videos_in_messages_are_checked_in_a_thread_before_vllm_sees_them():
+    """Only those that stand there: what vLLM fetches is not at hand."""
+    seen, renderer = [], Renders()
+
+    def check(videos):
+        seen.append((threading.current_thread(), list(videos)))
+        if videos:
+            raise InvalidRequestError(f"{videos[0][0]} is long")
+
+    given = {"video_url": {"url": "data:video/mp4;base64," + base64.b64encode(b"film").decode()}}
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[1\].video_url is long"):
+        made(talk("look", given), vllm=NEW, llm=SimpleNamespace(renderer=renderer), check=check)
+    assert renderer.asked == 0
+    assert (
+        made(talk({"video_url": "https://a.example/b"}), vllm=NEW, llm=SimpleNamespace(renderer=renderer), check=check)
+        == "prompt"
+    )
+    assert [videos for _, videos in seen] == [[("messages[0].content[1].video_url", b"film")]]
+    assert threading.main_thread() not in [thread for thread, _ in seen]
+
+
 def test_an_audio_in_messages_that_is_too_long_is_the_clients_error():
     """With vLLM's number and limit, without its advice to the operator, and not as a fault of the template."""
     error = ValueError("Audio exceeds maximum allowed duration of 600s (9.0s). Set VLLM_X_S to increase this limit.")
     with pytest.raises(InvalidRequestError) as caught:
         made(talk("listen"), vllm=NEW, llm=SimpleNamespace(renderer=Renders(error)))
     assert str(caught.value) == "messages hold what cannot be decoded: Audio exceeds maximum allowed duration of 600s (9.0s)"
+
+
+def test_what_has_no_decoder_is_not_a_fault_of_the_template():
+    """As with vLLM's placeholder of a package that is not there."""
+    renderer = Renders(ImportError("Please install vllm[audio]"))
+    with pytest.raises(UnsupportedError, match="the model's environment has no decoder for it"):
+        made(talk("listen"), vllm=NEW, llm=SimpleNamespace(renderer=renderer))
 
 
 def test_a_template_that_refuses_the_messages_is_the_clients_error():

@@ -53,6 +53,16 @@ async def rendered(sizes, tokenizer=None, pooled=Pooled, most=0):
     return renderer.done
 
 
+@pytest.mark.parametrize(
+    ("size", "place"),
+    [(0, "loop"), (tokenizing.LONGEST_IN_LOOP, "loop"), (tokenizing.LONGEST_IN_LOOP + 1, "thread")],
+)
+def test_only_a_long_prompt_goes_to_another_thread(size, place):
+    """Up to the limit the event loop tokenizes itself, which costs less than a hand-over."""
+    ((where, _),) = asyncio.run(rendered([size]))
+    assert where == place
+
+
 @pytest.mark.parametrize(("size", "place"), [(0, "loop"), (1, "thread")])
 @pytest.mark.parametrize(("tokenizer", "pooled"), [(object(), Pooled), (Pooled(), None)])
 def test_a_tokenizer_that_is_not_pooled_stays_with_one_thread(size, place, tokenizer, pooled):
@@ -90,3 +100,11 @@ def test_a_long_text_of_few_tokens_is_tokenized():
     tokenizer, size = Letters(32), 9 * tokenizing.PIECE + 7
     assert asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE)) == [("thread", pytest.approx(0, abs=1e9))]
     assert "".join(tokenizer.pieces) == "x" * size
+
+
+def test_long_texts_are_counted_by_turns():
+    """The second does not wait until the first is counted."""
+    tokenizer = Letters(64)
+    sizes = [9 * tokenizing.PIECE, 9 * tokenizing.PIECE + 1]
+    asyncio.run(rendered(sizes, tokenizer, most=tokenizing.PIECE))
+    assert {len(piece) for piece in tokenizer.pieces[-2:]} == {1, tokenizing.PIECE}

@@ -23,3 +23,10 @@ def test_an_instance_sees_the_requests_of_the_others(three):
     third.forget(1)
     assert [one.others() for one in three] == [0, 5, 5]
     assert not third.alone
+
+
+def test_an_only_instance_has_no_others():
+    """Its memory is its own."""
+    one = Counts()
+    one.note(3)
+    assert (one.alone, one.others()) == (True, 0)

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import struct
 import tempfile
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,10 +16,13 @@ from support.engine_parts import Log
 from support.patience import LIMIT
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
+from triton_vllm.base.limits import Limits
 from triton_vllm.instances import frontends
 from triton_vllm.instances.frontends import Frontends
 from triton_vllm.instances.rendezvous import Rendezvous, Seat
 from triton_vllm.instances.source import Loss
+from triton_vllm.startup import load
+from triton_vllm.startup.settings import Settings
 
 ADDRESSES = ["client_addresses", "client_count", "client_index"]
 
@@ -128,6 +132,44 @@ def test_a_vllm_that_cannot_is_refused_by_what_it_lacks(vllm, launch, lacks, mon
         instance.leave()
 
 
+@pytest.mark.parametrize("address", ["ipc:///tmp/x", "tcp://10.0.0.1:0"])
+def test_the_engine_is_told_of_all_front_ends_if_it_is_here(address, monkeypatch):
+    """Where a rank is on another machine no socket of this one's file system reaches it."""
+    addresses = SimpleNamespace(inputs=[address], outputs=[address], frontend_stats_publish_address="ipc://s")
+
+    @contextmanager
+    def launch(config, executor, log_stats, addresses):
+        yield SimpleNamespace(addresses=addresses)
+
+    module = SimpleNamespace(launch_core_engines=launch)
+
+    def from_vllm_config(config, **given):
+        with module.launch_core_engines(config, "executor", True, addresses):
+            return SimpleNamespace(**given)
+
+    args = SimpleNamespace(create_engine_config=lambda usage: "config", disable_log_stats=True)
+    vllm: Any = SimpleNamespace(
+        AsyncEngineArgs=lambda **values: args,
+        AsyncLLM=SimpleNamespace(from_vllm_config=from_vllm_config),
+        UsageContext=SimpleNamespace(API_SERVER=1),
+        disable_envs_cache=None,
+        enable_envs_cache=None,
+    )
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
+    others = [("ipc://a-in", "ipc://a-out"), ("ipc://b-in", "ipc://b-out")]
+    if address.startswith("tcp"):
+        with pytest.raises(ConfigError, match="needs all ranks of the engine on this machine"):
+            vllm_api.launch(vllm, {}, others)
+    else:
+        llm: Any
+        llm, statistics = vllm_api.launch(vllm, {}, others)
+        assert (llm.client_count, llm.client_index, llm.client_addresses, statistics) == (3, 0, None, "ipc://s")
+        assert (args._api_process_count, args._api_process_rank) == (3, 0)
+        assert addresses.inputs == [address, "ipc://a-in", "ipc://b-in"]
+        assert addresses.outputs == [address, "ipc://a-out", "ipc://b-out"]
+    assert module.launch_core_engines is launch
+
+
 def test_a_vllm_that_starts_its_engine_in_another_way_is_refused_at_once(monkeypatch):
     """The engine would not know the other instances, and each of them would wait a minute for it."""
     ended: list[bool] = []
@@ -144,3 +186,23 @@ def test_a_vllm_that_starts_its_engine_in_another_way_is_refused_at_once(monkeyp
     with pytest.raises(ConfigError, match=r"without launch_core_engines; use count: 1"):
         vllm_api.launch(vllm, {}, [("ipc://a-in", "ipc://a-out")])
     assert ended == [True]
+
+
+def test_operator_requests_are_refused_where_several_engines_serve(monkeypatch):
+    """Before an engine is started; instances that share one get as far as that."""
+    settings = Settings(limits=Limits(operator_requests=("sleep",)))
+    monkeypatch.setattr(load, "prepare", lambda *_: SimpleNamespace(settings=settings))
+    monkeypatch.setattr(load, "_start", lambda *_: pytest.fail("it starts"))
+    pair: Any = SimpleNamespace(count=2)
+    for groups in ('[{"count": 2}, {"count": 1}]', '[{"count": 2, "gpus": [0, 1]}]'):
+        with pytest.raises(ConfigError, match="OPERATOR_REQUESTS is for a model with one engine"):
+            load._load({"model_config": f'{{"instance_group": {groups}}}'}, Log(), pair)
+    for config, shared in (("{}", None), ('{"instance_group": [{"count": 2}]}', pair)):
+        with pytest.raises(pytest.fail.Exception, match="it starts"):
+            load._load({"model_config": config}, Log(), shared)
+
+
+def test_metrics_need_vllms_statistics():
+    """REPORT_CUSTOM_METRICS publishes nothing where the engine arguments have `disable_log_stats`."""
+    prepared: Any = SimpleNamespace(settings=Settings(metrics=True), engine_args={"disable_log_stats": True})
+    assert load._publish(prepared, None, {}, Log()) is None

@@ -25,6 +25,15 @@ def test_all_know_of_the_sleep_that_one_has_begun(three):
     assert [one.is_latest for one in three] == [False, True, False]
 
 
+def test_all_know_of_a_sleep_that_waits(three):
+    """The engine does not sleep yet. One of two that end does not end the other."""
+    with three[0].waiting():
+        with pytest.raises(ValueError, match="failed"), three[1].waiting():
+            raise ValueError("failed")
+        assert [(one.asleep, one.closed) for one in three] == [(True, False)] * 3
+    assert [one.asleep for one in three] == [False] * 3
+
+
 def test_the_sleep_of_an_instance_that_has_ended_waits_no_more(three):
     """Its wake_up requests have been counted nevertheless."""
     three[0].note_wake()

@@ -6,8 +6,34 @@ import asyncio
 
 import pytest
 
-from support.adapters import Folders, Llm
+from support.adapters import Folders, Llm, read
 from triton_vllm.base.errors import UnavailableError
+from triton_vllm.lora import copies
+
+
+def test_a_reload_through_another_instance_is_one_here_as_well(tmp_path, monkeypatch):
+    """Of this adapter only, and once: an operator asks one instance, also because the files seem unchanged."""
+    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
+    llm, shared = Llm(), tmp_path / "shared"
+    shared.mkdir()
+    one, other = (Folders(tmp_path, shared) for _ in range(2))
+
+    async def both(name, **how):
+        return read(await one.store.acquire(llm, name, **how)), read(await other.store.acquire(llm, name))
+
+    async def use():
+        assert [await both("a"), await both("b")] == [("first", "first"), ("second", "second")]
+        one.write("a", "other")
+        one.write("b", "thirds")
+        assert [await both("a"), await both("b")] == [("first", "first"), ("second", "second")]
+        assert await both("a", afresh=True) == ("other", "other")
+        loads = len(llm.loads)
+        assert [await both("a"), await both("b")] == [("other", "other"), ("second", "second")]
+        assert len(llm.loads) == loads
+
+    asyncio.run(use())
+    for folders in (one, other):
+        folders.store.close()
 
 
 @pytest.mark.parametrize("failing", ["make", "note_reload"])

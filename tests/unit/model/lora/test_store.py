@@ -6,11 +6,12 @@ import asyncio
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from support.adapters import Llm, read
-from triton_vllm.base.errors import DEAD, UnavailableError
+from support.adapters import Folders, Llm, read
+from triton_vllm.base.errors import DEAD, InvalidRequestError, UnavailableError
 from triton_vllm.lora import store
 from triton_vllm.lora.copies import SPARE_BYTES
 
@@ -44,6 +45,23 @@ def test_touching_an_adapter_changes_nothing_for_vllm(folders):
     assert old.files != new.files
     assert old.request == new.request
     assert folders.copied() == ["first"]
+
+
+def test_an_adapter_whose_folder_is_gone_is_refused(folders):
+    """With the text for an unknown name; requests in flight keep its copy."""
+    llm = Llm()
+
+    async def use():
+        version = await folders.store.acquire(llm, "a")
+        shutil.rmtree(folders.place / "a")
+        with pytest.raises(InvalidRequestError, match=r"^LoRA a is not supported$"):
+            await folders.store.acquire(llm, "a")
+        return version
+
+    version = asyncio.run(use())
+    assert read(version) == "first"
+    del version
+    assert folders.copied() == []
 
 
 def test_what_no_request_uses_makes_room(folders, monkeypatch):
@@ -143,6 +161,28 @@ def test_a_dead_engine_says_nothing_of_an_adapter(folders):
 
     asyncio.run(use())
     assert len(alive.loads) == 1
+
+
+def test_instances_mean_one_adapter_by_one_name_number_and_path(tmp_path):
+    """vLLM loads it once for all, and its prefix cache serves them all; another content is another adapter in each."""
+    (tmp_path / "shared").mkdir()
+    one, other = (Folders(tmp_path, tmp_path / "shared") for _ in range(2))
+    llm: Any = Llm()
+
+    async def use():
+        requests = []
+        for weights in ("first", "third"):
+            one.write("a", weights)
+            found = await asyncio.gather(one.store.acquire(llm, "a"), other.store.acquire(llm, "a"))
+            requests.append(found[0].request)
+            assert found[0].request == found[1].request
+        old = other.store._known["a"]
+        one.store.close()
+        return requests, read(old)
+
+    requests, text = asyncio.run(use())
+    assert llm.held == {request.lora_int_id: weights for request, weights in zip(requests, ("first", "third"), strict=True)}
+    assert text == "third"
 
 
 def test_two_adapters_never_have_one_number(folders, monkeypatch):

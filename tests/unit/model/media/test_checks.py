@@ -29,6 +29,20 @@ def test_a_small_picture_passes(text):
 
 
 @pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("image", picture(png(1, 1) + bytes(90)), "bytes; this model takes at most 90"),
+        ("audio", "A" * 44, "x has 33 bytes; this model takes at most 30"),
+    ],
+)
+def test_others_are_refused_by_name(kind, text, says):
+    """With their size and the limit."""
+    with pytest.raises(InvalidRequestError) as caught:
+        check_item(SMALL, kind, "x", text)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "http://images.example.com/a.png",

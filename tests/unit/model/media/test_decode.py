@@ -32,6 +32,22 @@ def test_several_items_with_and_without_a_data_url_head():
     assert decode({"image": items}, {"image": load}, unmeasured) == {"image": [b"1", b"2", b"1"]}
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("abc", "image[0] is not valid base64"),
+        ("ä", "not valid base64"),
+        (encoded(b"no"), "image[0] cannot be decoded"),
+    ],
+)
+def test_bad_items_are_refused_without_internals(text, says):
+    """The message names the element and hides what the decoder said."""
+    with pytest.raises(InvalidRequestError) as caught:
+        decode({"image": (text,)}, {"image": load}, unmeasured)
+    assert says in str(caught.value)
+    assert "/x" not in str(caught.value)
+
+
 def test_a_modality_that_vllm_lacks_is_unsupported():
     """Not every vLLM decodes everything."""
     with pytest.raises(UnsupportedError, match="video"):
@@ -66,6 +82,16 @@ def test_what_vllm_refuses_as_too_large_keeps_its_number():
     with pytest.raises(InvalidRequestError) as caught:
         decode({"audio": ("YQ==",)}, {"audio": refuse}, unmeasured)
     assert str(caught.value) == "audio[0] cannot be decoded: Audio exceeds maximum allowed duration of 600s (decoded 9 samples)"
+
+
+def test_a_decoder_that_is_not_installed_is_no_damage():
+    """vLLM's audio libraries are an extra of its wheel."""
+
+    def missing(data):
+        raise ImportError("Please install vllm[audio]")
+
+    with pytest.raises(UnsupportedError, match=r"audio\[0\] cannot be decoded: .* the model's environment has no decoder"):
+        decode({"audio": ("YQ==",)}, {"audio": missing}, unmeasured)
 
 
 @pytest.mark.parametrize("spelled", ["data:video/mp4;base64,", "DATA:;base64,"])

@@ -8,6 +8,8 @@ import socket
 import ssl
 from typing import Any
 
+import pytest
+
 from triton_vllm.openai import acceptor
 from triton_vllm.openai.acceptor import Acceptor
 
@@ -129,4 +131,19 @@ async def test_a_machine_without_files_takes_connections_later(monkeypatch):
     place = Place()
     assert await echoes(await place.connect())
     assert failures == []
+    await place.close()
+
+
+async def test_the_port_is_closed_in_the_end():
+    """Handshakes end with it."""
+    place = Place(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    silent = await place.connect()
+    await until(lambda: len(place.acceptor.sockets) > 1)
+    address = place.listening.getsockname()
+    place.accepting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await place.accepting
+    await end(silent)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
     await place.close()

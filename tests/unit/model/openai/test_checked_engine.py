@@ -144,6 +144,16 @@ async def place():
     JOB.reset(token)
 
 
+async def test_outputs_pass_and_count_as_movement(place):
+    """The engine counts as working while it gives outputs, whichever API they are for."""
+    outputs = place.checked.generate({"prompt_token_ids": [1]}, params(), "one")
+    first = asyncio.ensure_future(anext(outputs))
+    await asyncio.sleep(0)
+    place.llm.collectors["one"].put("output")
+    assert await first == "output"
+    assert place.jobs.moved > 0
+
+
 async def test_no_adapter_is_loaded_into_an_engine_that_sleeps(place):
     """Another instance may have put it to sleep since this request was admitted."""
     acquired = []

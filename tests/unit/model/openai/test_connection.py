@@ -14,7 +14,7 @@ import pytest
 
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.openai import connection
-from triton_vllm.openai.connection import MOST_OVERHEAD, Bounds
+from triton_vllm.openai.connection import MOST_OVERHEAD, MOST_WAITING, Bounds
 
 
 class Protocol:
@@ -131,6 +131,16 @@ async def test_a_refusal_does_not_go_into_another_answer(is_complete):
     client.data_received(b"")
     assert (bool(client.refused), client.transport.aborted) == (is_complete, not is_complete)
     client.connection_lost(None)
+
+
+async def test_waiting_requests_are_bounded():
+    """uvicorn keeps any number of them."""
+    client = connect()
+    client.data_received(b"head")
+    client.pipeline = [None] * MOST_WAITING
+    with pytest.raises(ValueError, match="too many"):
+        client.on_headers_complete()
+    assert client.begun == 1
 
 
 async def test_a_client_that_reads_nothing_is_left(monkeypatch):

@@ -71,6 +71,12 @@ REFUSALS = [
     (CHAT, {"messages": HELLO, "tools": {"type": "function"}}, "list of objects"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "data": "x"}]}]}, "'prompt_embeds'"),
     (CHAT, {"messages": HELLO, "documents": [{"text": "x" * 3201}]}, "characters; this model's maximum"),
+    (
+        "/v1/responses",
+        {"input": [{"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "http://x"}}]},
+        "'computer_screenshot'",
+    ),
+    ("/v1/responses", {"input": [{"content": [{"type": "input_audio", "input_audio": {"data": "AA=="}}]}]}, "'input_audio'"),
     ("/v1/responses", {"input": [{"content": [{"type": "input_video", "video": "http://x"}]}]}, "'input_video'"),
     ("/v1/responses", {"input": [{"content": {"type": "new", "later_urls": ["http://x"]}}]}, "'later_urls'"),
     (TEXT, {"prompt": "x", "stop": [["x"] * 600] * 2}, "'stop' has 1025 values or more"),

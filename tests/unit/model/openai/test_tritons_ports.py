@@ -28,6 +28,7 @@ FREE = [
     (8000, [TRITON, "--http-port=9000"]),
     (8000, [TRITON, "--allow-http=false"]),
     (8001, [TRITON, "--allow-grpc", "0"]),
+    (8002, [TRITON, "--allow-metrics=False"]),
 ]
 
 

@@ -71,6 +71,9 @@ def test_what_is_allowed_is_parsed():
     [
         ("[]", "operator_request must be a JSON object"),
         ("{}", "operation must be one of sleep, wake_up"),
+        ('{"operation": ["sleep"]}', "operation must be one of sleep"),
+        ('{"operation": "sleep", "level": true}', "level must be 0"),
+        ('{"operation": "load_lora", "name": 1}', "name must be the name of an adapter"),
         ('{"operation": "sleep", "level": 2}', "level must be 0, which only pauses, or 1"),
         ('{"operation": "sleep", "tags": []}', "'sleep' has no argument 'tags'"),
         ('{"operation": "load_lora"}', "needs the name of an adapter"),

@@ -32,6 +32,20 @@ def started(deliver, threads=1, log=None) -> Any:
     return outbox
 
 
+def test_ends_that_wait_come_when_it_is_closed():
+    """Also those that the lanes put while they send their last outputs."""
+    ended: list[int] = []
+
+    def deliver(reply, items):
+        outbox.later()(lambda: ended.append(items[-1]), 3600.0)
+
+    outbox = started(deliver, threads=2)
+    for number in range(8):
+        reply_of(outbox).put(number)
+    outbox.close()
+    assert sorted(ended) == [*range(8)]
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_bulky_response_keeps_nobody_waiting(threads):
     """It is written in a thread of its own kind; the others go on meanwhile."""

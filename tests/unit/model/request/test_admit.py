@@ -164,6 +164,22 @@ def test_an_unknown_adapter_is_told_before_a_wrong_parameter(let):
     assert response.error.message == "LoRA unknown is not supported"
 
 
+@pytest.mark.parametrize("given", [{"text_input": b"hi"}, {"embedding_request": b'{"input": "a", "lora_name": "unknown"}'}])
+def test_an_unknown_adapter_is_refused_for_each_kind_of_request(let, given):
+    """A pooling request has the name in its own fields."""
+    job, (response,) = let(Request(tensors(**given), '{"lora_name": "unknown"}'))
+    assert (job, response.error.message) == (None, "LoRA unknown is not supported")
+
+
+@pytest.mark.parametrize(("in_flight", "taken"), [(1, True), (2, False)])
+def test_each_completion_counts_as_a_request(let, in_flight, taken):
+    """As each input does."""
+    request = Request(tensors(text_input=b"hi"), '{"n": 3, "max_tokens": 5}')
+    job, sent = let(request, in_flight=in_flight, limits=Limits(max_requests_in_flight=4))
+    assert (job is not None) is taken
+    assert taken or "with 3 completions more than 4 requests would be in flight" in sent[0].error.message
+
+
 PAIRS = b'{"query": "q", "documents": ["a", "b"]}'
 
 

@@ -69,6 +69,7 @@ def test_pairs_to_score(given, scoring):
         ({"queries": ["q", "r"], "documents": ["a"]}, "queries must be one text or as many as documents: 1, not 2"),
         ({"query": "q", "documents": ["a", 1]}, "embedding_request.documents must be"),
         ({"query": "q", "documents": ["a"], "top_n": -1}, "top_n must be a number"),
+        ({"query": "q", "documents": ["a"], "top_n": True}, "top_n must be a number"),
         ({"text_1": "q", "text_2": "a", "top_n": 1}, "goes with query"),
         ({"query": "q", "documents": ["a"], "topn": 1}, "embedding_request has no field 'topn'"),
     ],

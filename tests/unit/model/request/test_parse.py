@@ -45,6 +45,13 @@ def test_echo_rules(given, echo):
     assert asked(tensors(text_input="hi", **given), "").echo is echo
 
 
+def test_streaming_with_echo_is_refused_in_the_official_words():
+    """Clients match on this text."""
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(tensors(text_input="hi", stream=True, exclude_input_in_output=False), "")
+    assert str(caught.value) == "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
+
+
 def test_an_empty_prompt_may_be_left_to_vllm():
     """As the official backend does; otherwise it is a client's mistake."""
     assert asked(tensors(text_input=""), "", dialect=OFFICIAL).prompt.text == ""
@@ -116,3 +123,9 @@ def test_bad_requests_are_refused_by_name(given, parameters, says):
     with pytest.raises(InvalidRequestError) as caught:
         parse(tensors(**given), parameters)
     assert says in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused():
+    """A prompt that is not UTF-8 is the client's mistake, not a crash."""
+    with pytest.raises(InvalidRequestError, match="text_input must be UTF-8"):
+        parse({"text_input": np.array([b"\xff"], dtype=object)}, "")

@@ -175,6 +175,7 @@ def test_structured_outputs_in_every_spelling(given, expected):
         ({}, ChatDefaults({"max_tokens": 7}), 7),
         ({"max_tokens": 9}, ChatDefaults({"max_tokens": 7}), 9),
         ({"max_tokens": 9}, ChatDefaults({}, 8), 8),
+        ({}, ChatDefaults({}, 8), 8),
         ({"max_tokens": 0}, ChatDefaults({}, 8), 0),  # which vLLM refuses
         ({"max_completion_tokens": 5}, ChatDefaults({"max_tokens": 7}), 5),
         ({"max_completion_tokens": "5", "max_tokens": 6}, ChatDefaults(), 5),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +92,11 @@ def test_the_kernel_tells_who_waits() -> None:
         for child in (*children, idle):
             child.communicate(b"\n")
         thread.join()
+
+
+def test_a_process_that_is_no_stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell waits for what it has started, too. A stub's parent may have any name: a front end embeds Triton."""
+    monkeypatch.setattr(abandoned, "waits", lambda *_: True)
+    assert not abandoned._waits_for_this_process()
+    monkeypatch.setattr(Path, "readlink", lambda _: Path("/models/vllm/triton_python_backend_stub"))
+    assert abandoned._waits_for_this_process()

@@ -32,8 +32,11 @@ def test_the_operators_number_of_threads_stays():
     [
         ({"distributed_executor_backend": "mp"}, {}, 2, EXECUTOR),
         ({"tensor_parallel_size": "2"}, {}, 2, EXECUTOR),
+        ({"data_parallel_size": 2}, {}, 2, EXECUTOR),
+        ({"prefill_context_parallel_size": 2}, {}, 2, EXECUTOR),
         ({"kv_transfer_config": {"kv_connector": "x"}}, {}, 2, EXECUTOR),
         ({}, {"VLLM_CPU_OMP_THREADS_BIND": "0-1"}, 2, EXECUTOR),
+        ({}, {"VLLM_CPU_OMP_THREADS_BIND": "auto"}, 2, EXECUTOR),
         ({}, {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}, 2, EXECUTOR),
         ({}, {}, FEW_CORES + 1, EXECUTOR),
         ({}, {}, 2, None),
