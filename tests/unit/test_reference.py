@@ -10,7 +10,7 @@ import pytest
 import reference
 
 if TYPE_CHECKING:
-    pass
+    from pathlib import Path
 
 
 def test_the_pages_have_what_the_code_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +18,21 @@ def test_the_pages_have_what_the_code_has(capsys: pytest.CaptureFixture[str]) ->
     assert reference.main(["--check"]) == 0, capsys.readouterr().out
     markers = [re.findall(r"<!-- end of ([\w ]+) -->", page.read_text("utf-8")) for page in reference.PAGES]
     assert {name for page in markers for name in page} >= set(reference.TABLES)
+
+
+def test_a_page_that_differs_is_named_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --check; without it the page is written."""
+    page = tmp_path / "page.md"
+    old = "<!-- limits: tools/reference.py writes this -->\nold\n<!-- end of limits -->\n"
+    page.write_text(old, "utf-8")
+    monkeypatch.setattr(reference, "PAGES", (page,))
+    monkeypatch.setattr(reference, "ROOT", tmp_path)
+    assert reference.main(["--check"]) == 1
+    assert (page.read_text("utf-8"), capsys.readouterr().out) == (old, "page.md: differs\n")
+    assert reference.main([]) == 0
+    assert reference.main(["--check"]) == 0
 
 
 def test_every_parameter_has_a_meaning() -> None:

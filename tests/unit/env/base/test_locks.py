@@ -53,6 +53,13 @@ def test_a_second_holder_waits_and_is_told_once(tmp_path: Path, kind: str) -> No
     assert order == ["second waits", "first done", "second in"]
 
 
+def test_one_that_has_waited_is_the_only_holder(tmp_path: Path) -> None:
+    """As if it had not waited."""
+    holder = take_lock(tmp_path, fcntl.LOCK_EX)
+    with locked(tmp_path, lambda: os.close(holder)), pytest.raises(BlockingIOError):
+        take_lock(tmp_path, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     """The kernel releases the lock: no stale lock file can block the next build."""
     env = {**os.environ, "PYTHONPATH": str(ENV)}

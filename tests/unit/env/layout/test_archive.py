@@ -66,6 +66,17 @@ def test_an_archive_holds_conda_files_other_files_and_the_activation(packed: Pac
     assert record["link"]["source"] == ""
 
 
+def test_an_archive_is_on_the_disk_when_its_digest_is_known(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache keeps the digest: after a loss of power it must not be that of another file."""
+    synced: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append((os.fstat(handle).st_ino, os.fstat(handle).st_size)))
+    write_archive(contents_of(prefix), tmp_path / "env.tar.gz")
+    status = (tmp_path / "env.tar.gz").stat()
+    assert synced == [(status.st_ino, status.st_size)]
+
+
 def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with other cores gives the same archive."""
     digests = []

@@ -135,6 +135,16 @@ def test_the_users_files_stay_as_they_are(built: BuiltSet, repository: Path, way
     assert _no_strays(repository)
 
 
+def test_the_folder_with_the_new_names_is_on_the_disk(
+    built: BuiltSet, repository: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end: a loss of power brings back neither the old set nor a part of the new one."""
+    synced: list[Path] = []
+    monkeypatch.setattr(module, "sync", synced.append)
+    publish(_WORKSPACE, built, repository, "m", _TEMPLATE)
+    assert synced[-1] == (repository if way == "exchange" else repository / "m")
+
+
 def test_a_missing_file_of_the_user_is_not_put_back(built: BuiltSet, repository: Path, way: str) -> None:
     """A whole model is the user's: the template does not come back into it, but for the arguments that no load can do without."""
     model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)

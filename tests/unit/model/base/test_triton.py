@@ -238,7 +238,8 @@ def test_samples_of_one_name_share_a_family(triton):
     """Triton refuses a second family of the same name."""
     metrics: Any = module.TritonMetrics()
     first, second = (metrics.create("vllm:n_total", "how many", {"le": le}, counter=True) for le in "ab")
-    metrics.add(first, 2.0)
+    metrics.add(first, 0.5)
+    metrics.add(first, 1.5)
     (family,) = metrics._families.values()
     assert family.metrics == [first, second]
     assert (family.kind, family.description) == (MetricFamily.COUNTER, "how many")
