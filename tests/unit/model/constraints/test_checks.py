@@ -46,7 +46,7 @@ def test_a_huge_expansion_is_not_counted_to_its_end():
         {"json": {"type": "object", "properties": {"pattern": {"type": "string", "maxLength": 4000}, "enum": {"enum": [1, 2]}}}},
         {"json_object": True, "json": None},
         {"regex": 5},
-        {"choice": "x"},
+        {"choice": 5},
         {"json": [1]},
     ],
 )

@@ -54,8 +54,8 @@ def test_errors_are_translated(started, cause, told):
 def test_the_same_failure_again_is_a_line_in_the_log(started):
     """A vLLM that has moved on fails for every request: one traceback tells why, and each request has its line."""
     engine, got = started()
-    Llm.started[-1].add_error = TypeError("add_request() got an unexpected keyword argument 'priority'")
-    for _ in range(3):
+    for number in range(3):
+        Llm.started[-1].add_error = TypeError(f"add_request() got an unexpected keyword argument with {number}")
         job().submit(engine)
         got.get(timeout=PROMISED)
     assert ["Traceback" in line for line in engine._log.lines].count(True) == 1

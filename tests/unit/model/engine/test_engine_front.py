@@ -56,9 +56,10 @@ def test_the_next_engine_starts_beside_the_loop(started, monkeypatch):
         return start(cls, args, usage_context)
 
     monkeypatch.setattr(Llm, "from_engine_args", classmethod(noting))
+    monkeypatch.setattr(Llm, "shutdown", lambda _: threads.append(threading.current_thread().name))
     front.fails = 1
     Llm.started[0].errored = True
     wait_for(lambda: len(front.engines) == 2, "the next engine")
     assert front.engines[-1] is Llm.started[-1]
-    assert len(threads) == 2
+    assert len(threads) == 4  # each attempt ends the engine before, and starts one
     assert "triton-engine" not in threads

@@ -36,6 +36,7 @@ def test_several_items_with_and_without_a_data_url_head():
     ("text", "says"),
     [
         ("abc", "image[0] is not valid base64"),
+        ("Y!Q==", "image[0] is not valid base64"),
         ("ä", "not valid base64"),
         (encoded(b"no"), "image[0] cannot be decoded"),
     ],

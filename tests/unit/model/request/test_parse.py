@@ -114,6 +114,7 @@ def test_tritons_timeout_is_used_where_no_other_is_given():
         ({"text_input": "a", "stream": "perhaps"}, "", "stream must be true or false"),
         ({"text_input": "a"}, '{"priority": true}', "priority must be an integer"),
         ({"messages": "{}"}, "", "messages must be a non-empty JSON list"),
+        ({"messages": '[{"role": "user"}]', "tools": "{}"}, "", "tools must be a JSON list"),
         ({"messages": '[{"role": "user"}]', "image": "YQ=="}, "", "with messages, media go into their content"),
         ({"embedding_request": '{"input": "a", "pooling_params": 1}'}, "", "pooling_params must be an object"),
     ],

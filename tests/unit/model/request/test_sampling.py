@@ -108,6 +108,7 @@ def test_values_are_typed():
     ("given", "says"),
     [
         ({"n": 0}, "sampling parameters: n must be at least 1"),
+        ({"temprature": 1}, "unknown sampling parameter 'temprature', did you mean 'temperature'?"),
         ({"guided_decoding": 3}, "'guided_decoding' must be an object"),
         ({"response_format": {"type": "xml"}}, "response_format.type must be one of"),
         ({"response_format": {"type": "json_schema"}}, "must hold an object 'schema'"),
