@@ -25,6 +25,7 @@ LATE = {
     "uvicorn",
     "uvloop",
     "cv2",
+    "psutil",
 }  # take seconds, or are in the environment only
 LATE |= {"_locale", "_thread", "select", "gc", "_vllm_env_unpack"}  # the start-up hook imports what is loaded already
 LATE |= {"atexit", "multiprocessing"}  # and in a child that the stub has spawned what that needs next

@@ -13,6 +13,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from vllm_env import __version__
+from vllm_env.base.command import COMMAND
 from vllm_env.base.errors import REBUILD_REMEDY, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.machine import AMD64, this_platform
@@ -29,7 +30,7 @@ from .contents import check_unpacked, record_of
 MANIFEST_NAME = "vllm_env.json"
 CACHE_NAME = "vllm_cache"
 """The folder of vLLM's caches in the model's folder, which ``--warm`` fills."""
-FOREIGN_REMEDY = "Build it again with ./gen_vllm_env.sh here, or serve it on such a machine."
+FOREIGN_REMEDY = f"Build it again with {COMMAND} here, or serve it on such a machine."
 # Raise it when the fields change: the served model and published models depend on them.
 FORMAT = 1
 # The manifest records their versions. vllm_env.cdx.json has all of them.

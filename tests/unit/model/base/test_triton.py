@@ -128,7 +128,7 @@ def test_an_error_that_does_not_fit_ends_the_request(triton, monkeypatch):
         send(response, flags)
 
     monkeypatch.setattr(request.sender, "send", full)
-    fake_reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True)).give_up()
+    fake_reply(module.Channel(request, OURS, FakeLog(), at_once, errors_apart=True, refusals=Refusals())).give_up()
     assert [flags for _, flags in request.sender.sent] == [FINAL]
 
 

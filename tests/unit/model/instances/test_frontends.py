@@ -17,6 +17,7 @@ from support.patience import LIMIT
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.limits import Limits
+from triton_vllm.base.refusals import Refusals
 from triton_vllm.instances import frontends
 from triton_vllm.instances.frontends import Frontends
 from triton_vllm.instances.rendezvous import Rendezvous, Seat
@@ -205,4 +206,4 @@ def test_operator_requests_are_refused_where_several_engines_serve(monkeypatch):
 def test_metrics_need_vllms_statistics():
     """REPORT_CUSTOM_METRICS publishes nothing where the engine arguments have `disable_log_stats`."""
     prepared: Any = SimpleNamespace(settings=Settings(metrics=True), engine_args={"disable_log_stats": True})
-    assert load._publish(prepared, None, {}, Log()) is None
+    assert load._publish(prepared, None, {}, Log(), Refusals()) is None
