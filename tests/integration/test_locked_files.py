@@ -17,6 +17,7 @@ from support.wheels import write_wheel
 from vllm_env import wheelhouse
 from vllm_env.base import network as network_module
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError, read_pip_config
 from vllm_env.base.process import run
 from vllm_env.lock.pylock import PYTORCH_INDEX, Lock, LockedWheel
@@ -268,6 +269,18 @@ def test_a_wheelhouse_with_another_file_is_named(lab: Lab) -> None:
         lab.install(network, wanted)
     assert caught.value.cause == f"It has no file of {NAME}."
     assert index.requests == []
+
+
+def test_a_wheelhouse_with_a_file_that_cannot_be_unpacked_tells_why(lab: Lab) -> None:
+    """The error is uv's own: the folder has the locked file, which was published like that."""
+    wanted = lab.wheel("house", "right")
+    file = lab.folder / "house" / FILE
+    file.write_bytes(file.read_bytes()[:-40])
+    published = replace(wanted, sha256=file_sha256(file))
+    with pytest.raises(CommandError) as caught:
+        lab.install(Network(wheelhouse=lab.folder / "house"), published)
+    assert "does not have the locked file" not in str(caught.value)
+    assert FILE in caught.value.tail
 
 
 def test_offline_nothing_is_asked(lab: Lab, programs: list[str]) -> None:

@@ -57,11 +57,14 @@ def by_hash(
             missing = _named(error, wheels)
             if not missing:
                 raise
+            house = workspace.network.wheelhouse
+            absent = [wheel for wheel in missing if house and not _has(house, wheel)]
+            if house and absent:
+                raise _not_in(house, absent[0]) from error
+            # With all files there, the reason is another one: a file that nobody can unpack.
+            if house or workspace.network.offline:
+                raise
             for wheel in missing:
-                if workspace.network.wheelhouse:
-                    raise _not_in(workspace.network.wheelhouse, wheel) from error
-                if workspace.network.offline:
-                    raise
                 report.note(f"{wheel.file}: not found at once; every index is asked for this hash")
                 file = _fetch(workspace, lock, wheel, folder)
                 wheels[wheels.index(wheel)] = replace(wheel, url=file.as_uri())
@@ -159,6 +162,12 @@ def _answer(output: str, wheel: LockedWheel) -> str:
         return f"lists no fitting file of {wheel.name} {wheel.version}"
     errors = re.findall(r"^\s*ERROR: (.*)", output, re.MULTILINE) or output.splitlines()[-1:]
     return f"fails: {errors[0].rstrip('.')}" if errors else "fails"
+
+
+def _has(folder: Path, wheel: LockedWheel) -> bool:
+    """Return whether a wheelhouse has a wheel as it is locked."""
+    file = folder / wheel.file
+    return file.is_file() and file_sha256(file) == wheel.sha256
 
 
 def _not_in(folder: Path, wheel: LockedWheel) -> VllmEnvError:
