@@ -75,7 +75,7 @@ class Pace:
 # If the engine hangs, all requests are stuck.
 _SHOWN = 20
 """The most stuck requests in a line of the log."""
-# A response that is not taken then is the second one: the send watch has looked once more.
+# A response that is not taken then is the second one: the send watch has looked again.
 LAST_WORDS_S = 10.0
 """From the moment at which an engine is given up to the end of this process, s, to send errors."""
 UNLOADED = "the model was unloaded before the request had finished"
