@@ -8,7 +8,8 @@ import re
 from support.repositories import CHECKOUT
 
 FOLDER = CHECKOUT / "deploy/monitoring"
-_NAME = r"(?:vllm:|vllm_env_|nv_)\w+"
+NAME = r"(?:vllm:|vllm_env_|nv_)\w+"
+"""The pattern of a metric's name."""
 
 
 def queries() -> list[str]:
@@ -21,5 +22,5 @@ def queries() -> list[str]:
 def used() -> set[tuple[str, str]]:
     """Return each metric of the dashboard and the rules with each label by which a query selects; "" for none."""
     text = "\n".join([*queries(), (FOLDER / "alerts.yaml").read_text("utf-8")])
-    selections = re.findall(rf"({_NAME})(?:\{{([^}}]*)\}})?", text)
+    selections = re.findall(rf"({NAME})(?:\{{([^}}]*)\}})?", text)
     return {(name, label) for name, matchers in selections for label in ["", *re.findall(r"(\w+)=", matchers)]}
