@@ -44,9 +44,10 @@ class Row:
         name: its name on the command line and on the page.
         shape: a key of ``MATRIX_SHAPES``.
         arguments: engine arguments, in addition to ``COMMON_ARGUMENTS``.
-        check: one of ``CHECKS``: what is asked. ``lora``, ``choice``, ``sleep`` and ``kill`` (of a
-            worker) ask in addition to ``text``. With ``refused``, the model must not load. With
-            ``warm``, it is loaded once before, and finds the caches as ``--warm`` keeps them.
+        check: one of ``CHECKS``. It chooses the requests. ``lora``, ``choice``, ``sleep`` and
+            ``kill`` (of a worker) ask in addition to ``text``. With ``refused``, the model must
+            not load. With ``warm``, it is loaded twice. The second load finds the caches of the
+            first.
         gpus: number of GPUs.
         count: number of front ends.
         parameters: of config.pbtxt.

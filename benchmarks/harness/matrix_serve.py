@@ -111,7 +111,7 @@ def _warmed(setting: Setting) -> WarmTriton:
         home.mkdir(exist_ok=True)
         return replace(setting, variables={**setting.variables, **places, **more})
 
-    # The variable is that of the builder's serve/warm.py.
+    # The builder sets this variable, too (env/vllm_env/serve/warm.py).
     first = TritonTarget(of_home("home-first", TRITON_VLLM_WARM=str(caches)))
     try:
         first.start()

@@ -328,8 +328,7 @@ def _count(usage: Mapping[str, Any] | None, record: Record) -> None:
     if not usage:
         return
     prompt_tokens = usage.get("prompt_tokens")
-    if prompt_tokens is not None:
-        record.input_tokens = int(prompt_tokens)
+    record.input_tokens = None if prompt_tokens is None else int(prompt_tokens)
     completion_tokens = usage.get("completion_tokens")
     if completion_tokens is not None:
         record.output_tokens = int(completion_tokens)

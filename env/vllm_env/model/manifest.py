@@ -239,7 +239,7 @@ def foreign(model: Path) -> str:
     try:
         document = json.loads((model / MANIFEST_NAME).read_text("utf-8"))
         return _foreign(document["spec"]["platform"])
-    # Manifests for x86-64 do not name it. Of a damaged one, the served model says what is wrong.
+    # Manifests for x86-64 do not name it. A damaged one is reported when the model is loaded.
     except (OSError, ValueError, TypeError, KeyError):
         return _foreign(AMD64.name)
 

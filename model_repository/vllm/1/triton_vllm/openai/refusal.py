@@ -20,7 +20,7 @@ class HttpRefusalError(AdapterError):
 
     Args:
         status: the status of the answer.
-        text: what is wrong, and what would be right.
+        text: the fault, and the remedy.
     """
 
     code = InvalidRequestError.code
