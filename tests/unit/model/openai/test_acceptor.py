@@ -134,8 +134,9 @@ async def test_a_machine_without_files_takes_connections_later(monkeypatch):
     await place.close()
 
 
-async def test_the_port_is_closed_in_the_end():
-    """Handshakes end with it."""
+async def test_the_port_is_closed_in_the_end(monkeypatch):
+    """Handshakes end with it, and not by their own limit."""
+    monkeypatch.setattr(acceptor, "HEAD_S", 600)
     place = Place(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     silent = await place.connect()
     await until(lambda: len(place.acceptor.sockets) > 1)
@@ -143,7 +144,7 @@ async def test_the_port_is_closed_in_the_end():
     place.accepting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await place.accepting
-    await end(silent)
+    await asyncio.wait_for(end(silent), 60)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
     await place.close()
