@@ -151,7 +151,7 @@ async def test_outputs_pass_and_count_as_movement(place):
     await asyncio.sleep(0)
     place.llm.collectors["one"].put("output")
     assert await first == "output"
-    assert place.jobs.moved > 0
+    assert place.jobs.last_output_at > 0
 
 
 async def test_no_adapter_is_loaded_into_an_engine_that_sleeps(place):

@@ -129,8 +129,9 @@ class Engine:
         # Set by ``_load``.
         self._llm: EngineClient
         self._ending = threading.Event()
-        self._asked_at = 0.0
         self._front: Front | None = None
+        # When EngineCore last answered a question, in the event loop's time.
+        self._answered_at = 0.0
         # How long EngineCore has not answered, s. 0 if it does not hang.
         self._hung_for = 0.0
         self._spare_memory = spare_memory.SpareMemory()
@@ -213,7 +214,7 @@ class Engine:
         if "generate" in self.facts.tasks and self._source.leads:
             await self.prompter.start(self._llm)
         self._hung_for = 0.0
-        self._asked_at = self._loop.time()
+        self._answered_at = self._loop.time()
         self._source.share()
         if self._front is not None:
             await self._front.use(self._llm, self.facts.tasks)
@@ -269,10 +270,10 @@ class Engine:
 
     def _ask_now_and_then(self) -> None:
         """Ask EngineCore a question from time to time while requests are open."""
-        is_due = self._loop.time() - self._asked_at > self._pace.question_period
+        is_due = self._loop.time() - self._answered_at > self._pace.question_period
         if is_due and not self.jobs.ledger.is_empty():
             # Infinity until the answer comes: one question at a time.
-            self._asked_at = math.inf
+            self._answered_at = math.inf
             self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
@@ -282,7 +283,8 @@ class Engine:
         # may.
         llm = self._llm
         try:
-            silence = await self._patience.lasts(llm.is_sleeping(), lambda: self.jobs.moved)
+            question = llm.is_sleeping()
+            silence = await self._patience.lasts(question, lambda: self.jobs.last_output_at)
             # A lost engine's answer says nothing about the new one.
             if llm is self._llm:
                 self._hung_for = silence
@@ -290,7 +292,7 @@ class Engine:
             if not vllm_api.is_dead(llm):
                 self._translator.note("the engine could not be asked", error)
         finally:
-            self._asked_at = self._loop.time()
+            self._answered_at = self._loop.time()
 
     def _note_stuck(self) -> None:
         """Log the requests that have had no output for long, with their state."""

@@ -86,8 +86,8 @@ class Subrequest:
 class Job(Generic[Way]):
     """What vLLM works on for one request of a client.
 
-    Its state belongs to the event loop, but for ``delivery``, ``weight`` and ``moved`` before the
-    loop has it.
+    Its state belongs to the event loop, but for ``delivery``, ``weight`` and ``silent_since``
+    before the loop has it.
 
     Attributes:
         delivery: takes its outputs and its end to the client.
@@ -95,7 +95,7 @@ class Job(Generic[Way]):
             operator request. That of a request to the OpenAI port may grow.
         streams: whether its first output shows that vLLM has begun.
         id: its name, and the id of vLLM's first request for it if it came by Triton.
-        moved: when its last output or the request itself came, in the event loop's time in
+        silent_since: when its last output or the request itself came, in the event loop's time in
             seconds. Infinity if it is never logged as stuck, or has been logged.
         waiting_since: when the request came, in the same time. Infinity once vLLM is known to have
             begun to work on it.
@@ -115,7 +115,7 @@ class Job(Generic[Way]):
     weight: int = 1
     streams: bool = False
     id: str = field(default_factory=lambda: f"{_PREFIX}-{next(_numbers)}")
-    moved: float = math.inf
+    silent_since: float = math.inf
     waiting_since: float = BEGUN
     subrequests: list[Subrequest] = field(default_factory=list)
     asked: int = 0

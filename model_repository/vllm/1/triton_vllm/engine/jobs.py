@@ -42,7 +42,7 @@ class Jobs:
         llm: the engine that runs the jobs. None if there is no engine.
         why_down: the reason that clients get if there is no living engine.
         unhealthy: whether the engine has failed vLLM's health check.
-        moved: when the last output of any job came, in the event loop's time in seconds.
+        last_output_at: when the last output of any job came, in the event loop's time in seconds.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Jobs:
         self.ledger = Ledger(counts)
         self.llm: EngineClient | None = None
         self.why_down = DEAD
-        self._kind_down = UnavailableError
+        self._error_when_down = UnavailableError
         self.unhealthy = False
-        self.moved = 0.0
-        # An event loop keeps no task alive.
+        self.last_output_at = 0.0
+        # The event loop has only weak references to tasks, so these are kept until they end.
         self._stopping: set[asyncio.Task[None]] = set()
 
     def use(self, llm: EngineClient) -> None:
@@ -75,7 +75,7 @@ class Jobs:
         """End all jobs with this kind of error and this reason: there is no engine any more."""
         # First, so that the gate in Triton's thread refuses new requests from now on.
         self.why_down = reason
-        self._kind_down = kind
+        self._error_when_down = kind
         self.llm = None
         for job in self.ledger.jobs():
             self.abort(job, kind(reason))
@@ -93,7 +93,7 @@ class Jobs:
         """
         llm = self.llm
         if llm is None or not self.is_up():
-            raise self._kind_down(self.why_down)
+            raise self._error_when_down(self.why_down)
         return llm
 
     def cancel(self, job: Job[Any]) -> None:
@@ -120,7 +120,7 @@ class Jobs:
 
     def note_output(self) -> None:
         """Note that vLLM has given an output."""
-        self.moved = self.loop.time()
+        self.last_output_at = self.loop.time()
 
     def finish(self, job: Job[Any]) -> None:
         """Forget such a job, because its answer is written or its client is gone."""

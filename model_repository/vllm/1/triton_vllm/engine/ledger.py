@@ -111,14 +111,14 @@ class Ledger:
         # vLLM is asked last, so only about old jobs.
         return [job for job in self.jobs() if job.waiting_since < came and _waits(job, llm)]
 
-    def stuck(self, moved: float) -> list[Job[Any]]:
-        """Return the jobs without an output since ``moved``, in the event loop's time in s.
+    def stuck(self, since: float) -> list[Job[Any]]:
+        """Return the jobs without an output since ``since``, in the event loop's time in s.
 
         Each job is returned only once.
         """
-        stuck = [job for job in self.jobs() if job.moved < moved]
+        stuck = [job for job in self.jobs() if job.silent_since < since]
         for job in stuck:
-            job.moved = math.inf
+            job.silent_since = math.inf
         return stuck
 
 

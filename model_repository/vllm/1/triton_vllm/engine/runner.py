@@ -102,14 +102,16 @@ class Runner:
     def submit(self, order: Order, delivery: Way) -> Job[Way]:
         """Take what another thread asks of vLLM, and return its job."""
         now = self._loop.time()
-        job = Job(delivery, order.weight, streams=order.streams, moved=now, waiting_since=now)
+        job = Job(
+            delivery, order.weight, streams=order.streams, silent_since=now, waiting_since=now
+        )
         self._enter(job, order.timeout, partial(self._add, job, order))
         return job
 
     def operate(self, request: OperatorRequest, delivery: Way) -> Job[Way]:
         """Take what another thread asks of the engine itself, and return its job."""
         # It waits for the requests in flight, not in vLLM's queue.
-        job = Job(delivery, 0, moved=self._loop.time())
+        job = Job(delivery, 0, silent_since=self._loop.time())
         self._enter(job, request.timeout, partial(self._operate, job, request))
         return job
 
@@ -215,7 +217,7 @@ class Runner:
         if job.ended:
             return
         self._jobs.note_output()
-        job.moved = self._jobs.moved
+        job.silent_since = self._jobs.last_output_at
         job.waiting_since = BEGUN
         try:
             # If one completion or part of a job has failed, the others still run in vLLM. So those
