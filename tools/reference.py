@@ -195,7 +195,7 @@ def _parameters(rows: Iterable[tuple[str, str, Any]]) -> str:
         meaning = f"{text[:1].upper()}{text[1:]}"
         if ". " not in meaning:
             meaning = meaning.removesuffix(".")
-        value = _as_written(default)
+        value = _shown_default(default)
         cells.append((f"`{name}`", meaning, f"`{value}`" if value else ""))
     return _table("parameter | meaning | default", cells)
 
@@ -207,8 +207,9 @@ def _meanings(described: type) -> dict[str, str]:
     return {name: " ".join(text.split()).replace("``", "`") for name, text in found}
 
 
-def _as_written(value: Any) -> str:
-    """Return a default as config.pbtxt would have it."""
+def _shown_default(value: Any) -> str:
+    """Return a parameter's default as one writes it in config.pbtxt; "" if the table shows none."""
+    # The default Dialect means that COMPATIBILITY is not set, for which there is no value to write.
     if value is None or isinstance(value, Dialect):
         return ""
     if isinstance(value, tuple):

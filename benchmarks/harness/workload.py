@@ -61,7 +61,7 @@ def conversations(load: Load) -> Iterator[list[Request]]:
     while left > 0:
         turns = min(left, load.turns if load.workload == "multi-turn" else 1)
         first = load.requests - left
-        yield [_turn(load, source, first + number) for number in range(turns)]
+        yield [_make_turn(load, source, first + number) for number in range(turns)]
         left -= turns
 
 
@@ -71,7 +71,11 @@ def most_tokens(load: Load) -> int:
     return factor * (load.prompt_tokens + load.answer_tokens)
 
 
-def _turn(load: Load, source: random.Random, index: int) -> Request:
+def _make_turn(load: Load, source: random.Random, index: int) -> Request:
+    """Return one turn of a conversation: a request with a new random prompt.
+
+    The sender puts the earlier turns in front of it.
+    """
     prompt = load.prompt_tokens
     answer = load.answer_tokens
     if load.workload == "mixed":
