@@ -133,18 +133,18 @@ class Bodies:
         """
         self._refuse_above(declared or 0)
         pieces: list[bytes] = []
-        with self._at_most(interrupt, self._too_slow):
+        with self._time_limit(interrupt, self._too_slow):
             more = await self._collect(receive, pieces, SMALL)
         size = sum(map(len, pieces))
         if size > SMALL:
             needed = max(size, declared or self._largest) if more else size
             # Meanwhile uvicorn reads no more of it.
-            with self._at_most(interrupt, self._no_room):
+            with self._time_limit(interrupt, self._no_room):
                 taken = await self._room.take(needed)
             with ExitStack() as unless_complete:
                 unless_complete.callback(self._room.give_back, taken)
                 if more:
-                    with self._at_most(interrupt, self._too_slow):
+                    with self._time_limit(interrupt, self._too_slow):
                         await self._collect(receive, pieces, math.inf)
                 unless_complete.pop_all()
             # Without a declared length, it may be far smaller than the largest.
@@ -174,10 +174,12 @@ class Bodies:
         return True
 
     @contextmanager
-    def _at_most(self, interrupt: Interrupt, error: Callable[[], AdapterError]) -> Iterator[None]:
-        """End the block with an error when the time for it is over."""
+    def _time_limit(
+        self, interrupt: Interrupt, make_error: Callable[[], AdapterError]
+    ) -> Iterator[None]:
+        """End the interrupt's block with an error if the code in this block takes too long."""
         timer = asyncio.get_running_loop().call_later(
-            self._arrival_s, lambda: interrupt.end(error())
+            self._arrival_s, lambda: interrupt.end(make_error())
         )
         try:
             yield

@@ -84,33 +84,37 @@ class Content:
 
 
 def check(route: Route, kind: BodyType, body: Mapping[str, Any], fit: Fit) -> Content:
-    """Check a body; return the parts that other rooms check.
+    """Check what can be checked at once; return what is still to be checked.
 
     Args:
         route: the path's rules.
-        kind: what vLLM takes on the path.
+        kind: vLLM's class for bodies of this path.
         body: the parsed body, with no fields but those that vLLM has.
-        fit: the checks in front of the engine.
+        fit: the model's limits, and what its engine takes.
 
     Raises:
         AdapterError: something in the body is refused. The text names the field.
     """
     limits = fit.limits
+    # 1) Fields and amounts
     _check_fields(route, body)
     _check_amounts(route, body, fit)
+    # 2) Prompts
     texts = [
         text
         for name in route.prompts
         if body.get(name) is not None
         for text in _prompts(fit, name, body[name])
     ]
-    # vLLM then cuts a text that has too many tokens.
+    # vLLM cuts such texts to this number of tokens, so only very long ones must be counted.
     if body.get("truncate_prompt_tokens") is not None:
         texts = [text for text in texts if len(text) > CUT_AT_MOST]
     _check_completions(route, body, fit)
-    media: tuple[Mapping[str, Any], ...] = ()
+    # 3) A conversation
+    messages_with_media: tuple[Mapping[str, Any], ...] = ()
     if route.conversation:
-        media = _conversation(route, body, fit)
+        messages_with_media = _conversation(route, body, fit)
+    # 4) Other fields
     lists = tuple(
         Listed(kind, name, body[name], most)
         for name, most in route.unions.items()
@@ -120,8 +124,13 @@ def check(route: Route, kind: BodyType, body: Mapping[str, Any], fit: Fit) -> Co
         _instruction(body, fit)
     if "chat_template_kwargs" in body:
         _template_kwargs(limits, body["chat_template_kwargs"])
-    constraint = _constraint(limits, body)
-    return Content(body.get("model"), constraint, tuple(texts), media, lists)
+    return Content(
+        model=body.get("model"),
+        constraint=_constraint(limits, body),
+        texts=tuple(texts),
+        messages=messages_with_media,
+        lists=lists,
+    )
 
 
 def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
@@ -351,7 +360,7 @@ def _constraint(limits: Limits, body: Mapping[str, Any]) -> Constraint | None:
         wanted = body.get(name)
         form = wanted.get("format") if isinstance(wanted, dict) else None
         if form is not None:
-            fields |= _format(name, form)
+            fields |= _constraint_of_format(name, form)
     given = body.get("structured_outputs")
     if given is not None:
         if not isinstance(given, dict) or not given.keys() <= _CONSTRAINT:
@@ -366,9 +375,19 @@ def _constraint(limits: Limits, body: Mapping[str, Any]) -> Constraint | None:
     return constraints.to_compile(limits, SimpleNamespace(**fields))
 
 
-def _format(name: str, form: Any) -> dict[str, Any]:
-    """Return the constraint of the other protocols' ``format``."""
+def _constraint_of_format(name: str, form: Any) -> dict[str, Any]:
+    """Return the constraint in a ``format``, which is empty if no size need be checked.
+
+    Args:
+        name: the field with the format. OpenAI's Responses have it in ``text``, and Anthropic's
+            Messages in ``output_config``.
+        form: the format's value.
+
+    Raises:
+        FieldError: the format has another type, or no schema.
+    """
     kind = form.get("type") if isinstance(form, dict) else None
+    # Neither has a schema.
     if kind in ("text", "json_object"):
         return {}
     schema = form.get("schema") if kind == "json_schema" else None
