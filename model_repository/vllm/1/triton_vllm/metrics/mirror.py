@@ -124,9 +124,12 @@ class Mirror:
             name, labels = sample.key
             published_name = self._dialect.metric_name(name, dict(labels))
             if published_name is not None:
-                self._move(sample, published_name, dict(labels))
+                # Made even if there is no change to send: the server then shows it with 0.
+                metric = self._metric_of(sample, published_name, dict(labels))
+                self._send_change(sample, metric)
 
-    def _move(self, sample: Sample, name: str, own_labels: Mapping[str, str]) -> None:
+    def _metric_of(self, sample: Sample, name: str, own_labels: Mapping[str, str]) -> Metric:
+        """Return the sample's metric in the server, which is made if there is none yet."""
         if sample.key not in self._metrics:
             labels = {**self._dialect.metric_labels(own_labels), **self._labels}
             if self._model_name and "model_name" in labels:
@@ -134,19 +137,23 @@ class Mirror:
             self._metrics[sample.key] = self._sink.create(
                 name, sample.help or name, labels, counter=sample.counter
             )
-        metric = self._metrics[sample.key]
-        # `skip` may have set a start.
+        return self._metrics[sample.key]
+
+    def _send_change(self, sample: Sample, metric: Metric) -> None:
+        """Set a gauge, or add to a counter what has been counted since the last call."""
+        # From `skip`, if there was no call before this one.
         last = self._last.get(sample.key, 0.0)
-        # Another front end of the engine may have set the gauge meanwhile, to an older value.
-        again = self._others and not sample.counter
-        if (sample.value == last and not again) or math.isnan(sample.value):
+        # Another front end of the engine may have set the gauge meanwhile, to an older value. So an
+        # unchanged gauge is sent, too.
+        send_unchanged = self._others and not sample.counter
+        if (sample.value == last and not send_unchanged) or math.isnan(sample.value):
             return
         if not sample.counter:
             self._sink.set(metric, sample.value)
         elif sample.value > last:
             self._sink.add(metric, sample.value - last)
         else:
-            # A counter that has fallen was restarted with its engine.
+            # A counter that has fallen was restarted with its engine, and counts from 0.
             self._sink.add(metric, sample.value)
         self._last[sample.key] = sample.value
 
