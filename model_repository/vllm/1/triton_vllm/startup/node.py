@@ -202,17 +202,20 @@ class Supervisor:
                     return f"vLLM has ended with status {status}"
                 if link is None:
                     link = self._connect(stack)
+                    if link is None:
+                        time.sleep(PERIOD_S)
                 elif _has_ended(link):
                     return "the leader's engine has ended"
         return ""
 
     def _connect(self, stack: contextlib.ExitStack) -> socket.socket | None:
-        """Connect to the store where the leader's workers meet the others, if it is there."""
-        # It is part of a worker of the leader's engine, so it ends with that engine.
+        """Connect to the store where all workers meet; return None if it is not there yet.
+
+        A worker of the leader's engine runs the store. So the connection ends with that engine.
+        """
         try:
             link = stack.enter_context(socket.create_connection(self._leader, CONNECT_S))
         except OSError:
-            time.sleep(PERIOD_S)
             return None
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE.items():
