@@ -28,7 +28,7 @@ class Gathering:
     Args:
         count: the request's parts. vLLM gets each as its own request.
         done: takes all outputs as one.
-        fail: takes the first output or exception of a part that failed.
+        fail: takes the output or exception of each part that failed. Only the first one counts.
         most: the most numbers in all outputs together. 0 means no limit.
     """
 
@@ -47,25 +47,32 @@ class Gathering:
         self._numbers = 0
 
     def take(self, number: int, item: Any) -> None:
-        """Take the output or the exception of a part."""
-        # With `_missing` at 0, the outputs of other parts are ignored from here on.
+        """Take the output or the exception of a part.
+
+        Args:
+            number: the part's place in the request. vLLM finishes the parts in any order.
+            item: the part's only output, or its exception.
+        """
+        # The caller ignores a failure after the first.
         if isinstance(item, Exception) or failure(item) is not None:
             self._missing = 0
             self._fail(item)
-        elif self._missing:
-            self._numbers += item.outputs.data.numel()
-            if 0 < self._most < self._numbers:
-                self._missing = 0
-                # This frees memory now: the other parts may still hold this object.
-                self._outputs.clear()
-                error = InvalidRequestError(
-                    f"the answer has more than {self._most} numbers: "
-                    "send fewer or shorter inputs at once"
-                )
-                self._fail(error)
-                return
-            # vLLM finishes the parts in any order.
-            self._outputs[number] = item
-            self._missing -= 1
-            if not self._missing:
-                self._done(Gathered(self._outputs))
+            return
+        # The request has failed before.
+        if not self._missing:
+            return
+        self._numbers += item.outputs.data.numel()
+        if 0 < self._most < self._numbers:
+            self._missing = 0
+            # This frees memory now: the other parts may still hold this object.
+            self._outputs.clear()
+            error = InvalidRequestError(
+                f"the answer has more than {self._most} numbers: "
+                "send fewer or shorter inputs at once"
+            )
+            self._fail(error)
+            return
+        self._outputs[number] = item
+        self._missing -= 1
+        if not self._missing:
+            self._done(Gathered(self._outputs))
