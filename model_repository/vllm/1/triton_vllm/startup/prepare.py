@@ -217,6 +217,10 @@ def _choose_devices(
 
 
 def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None:
+    """Make this process's own folder, and let vLLM have its sockets there if it can.
+
+    Without sockets, the folder still has the names of the shared memory. None if it cannot be made.
+    """
     home = Path(tempfile.gettempdir())
     run_folder.sweep(home)
     try:
@@ -227,10 +231,11 @@ def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None
         return None
     # This handler runs before the one that ends the process.
     atexit.register(made.remove)
-    # vLLM gives the variable to its workers on other machines, which lack the folder. And the
-    # sockets of connectors have longer names.
-    elsewhere = not devices.is_on_one_machine(arguments) or arguments.get("kv_transfer_config")
-    if made.fits and not elsewhere:
+    # vLLM gives the variable to its workers on other machines, which lack the folder.
+    on_one_machine = devices.is_on_one_machine(arguments)
+    # The sockets of connectors have longer names than the folder has room for.
+    has_connector = bool(arguments.get("kv_transfer_config"))
+    if made.fits and on_one_machine and not has_connector:
         os.environ.setdefault(run_folder.SOCKETS_VARIABLE, str(made.path))
     return made
 

@@ -78,22 +78,24 @@ class FairOutputs:
         return message
 
     def _hold_back(self, message: Any) -> None:
-        """Take the outputs with log probabilities out of a message."""
+        """Move the outputs with log probabilities from a message to the held ones."""
+        # `_next_held` fills copies of this message with the outputs that are held here.
         step = copy.copy(message)
         step.outputs = []
-        # The handler gets the step's figures with its other outputs.
+        # The handler gets the step's figures once, with the outputs that stay in the message.
         step.scheduler_stats = None
-        others = []
+        stay = []
         for output in message.outputs:
             request = output.request_id
-            # All later outputs of the same request must wait, too.
-            if not _has_log_probabilities(output) and request not in self._held:
-                others.append(output)
+            # The outputs of a request keep their order, so they wait behind held ones.
+            must_wait = _has_log_probabilities(output) or request in self._held
+            if not must_wait:
+                stay.append(output)
                 continue
             held = self._held.setdefault(request, _Held(self._packer))
             held.append(step, output, pack=self._held_count >= PACKED_FROM_OUTPUTS)
             self._held_count += 1
-        message.outputs = others
+        message.outputs = stay
 
     def _next_held(self) -> Any:
         """Return the next held outputs of one step, or None."""
