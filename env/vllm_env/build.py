@@ -181,7 +181,7 @@ class _Build:
             sbom=render_sbom(self.lock, foreign_libraries(prefix.path), stub),
             adopted_from=source,
             stub_libraries=stub.libraries,
-            count=request.count or self._first_count(manifest),
+            count=request.count or self._first_instance_count(manifest),
         )
         return built, manifest
 
@@ -193,10 +193,14 @@ class _Build:
             keep.update(self.workspace.cache.path("warm").glob("*"))
         self.workspace.cache.evict(keep)
 
-    def _first_count(self, manifest: Manifest) -> int:
-        """Return the count for a model's first build; 0 leaves the configuration as it is."""
+    def _first_instance_count(self, manifest: Manifest) -> int:
+        """Return the number of instances to set in config.pbtxt; 0 leaves the file as it is.
+
+        Only the first build of a model sets it, and only if the user has not edited the file.
+        """
         request = self.request
-        if request.adoption or (request.model_folder / MANIFEST_NAME).exists():
+        is_first = not (request.model_folder / MANIFEST_NAME).exists()
+        if request.adoption or not is_first:
             return 0
         if not has_configuration_of(request.template, request.model_folder):
             return 0

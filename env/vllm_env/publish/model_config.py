@@ -127,7 +127,7 @@ def has_configuration_of(template: Path, model: Path) -> bool:
 
 
 def default_count(profile: str, vllm: str) -> int:
-    """Return the instances of a new model.
+    """Return the number of instances of a new model.
 
     Args:
         profile: the profile of the environment.
