@@ -140,13 +140,14 @@ class PipConfig:
 
 
 def without_uv_settings() -> dict[str, str]:
-    """Return the changes of the environment that keep a user's settings out of uv's results.
+    """Return the variables that uv must not see, each with "": ``process.run`` removes these.
 
-    The settings that only say where packages come from, and how to get there, stay.
+    A user's settings would change uv's results. Those that only say where packages come from, and
+    how to get there, stay.
     """
     settings = [name for name in os.environ if name.startswith("UV_")]
-    astray = [name for name in settings if not _UV_SOURCES.fullmatch(name)]
-    return dict.fromkeys(["VIRTUAL_ENV", "CONDA_PREFIX", *astray], "")
+    unwanted = [name for name in settings if not _UV_SOURCES.fullmatch(name)]
+    return dict.fromkeys(["VIRTUAL_ENV", "CONDA_PREFIX", *unwanted], "")
 
 
 def read_pip_config(python: str = sys.executable) -> PipConfig:
