@@ -134,13 +134,18 @@ def forecast_commit(workspace: Workspace, spec: Spec) -> str:
 
 
 def _forecast_git(workspace: Workspace, spec: Spec, staging: Path) -> str:
-    sha = spec.pin.value
+    """Return what ``forecast_commit`` says of a commit that has no wheel: is it in git?
+
+    Raises:
+        VllmEnvError: git does not have the commit.
+    """
     url = masked(git_url_of(spec))
     index = masked(index_of(spec))
     no_wheel = f"the wheel index {index} has none"
+    repository = staging / "asked"
     try:
-        # Without files and trees. A server that knows no filters sends them.
-        _fetch(workspace, git_url_of(spec), sha, staging / "asked", ["--filter=tree:0"])
+        # The filter leaves out files and trees. A server that knows no filters sends them.
+        _fetch(workspace, git_url_of(spec), spec.pin.value, repository, ["--filter=tree:0"])
     except NetworkError as error:
         return f"unknown: {no_wheel}, and {url} does not answer. {error.cause}"
     except CommandError as error:

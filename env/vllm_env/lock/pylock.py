@@ -240,9 +240,16 @@ def read_pylock(file: Path) -> LockFile:
 
 
 def _wheel(package: Package) -> LockedWheel:
-    """Return the one wheel that a lock of this tool has for a package."""
+    """Return the one wheel that a lock of this tool has for a package.
+
+    ``_package`` writes the entry.
+
+    Raises:
+        ValueError: the entry has no path, so another tool has written it.
+    """
+    # An archive is a wheel that no index has.
     place = package.archive or next(iter(package.wheels or ()), None)
-    # A lock of another tool names its wheels by URL only. The standard allows that.
+    # The standard allows entries that have only a URL.
     if place is None or not place.path:
         raise ValueError(f"{package.name} has no wheel with a path")
     file = place.path.rsplit("/", 1)[-1]
@@ -253,6 +260,6 @@ def _wheel(package: Package) -> LockedWheel:
         sha256=place.hashes["sha256"],
         size=place.size or 0,
         index=str((package.tool or {}).get(_TOOL, {}).get("index", "")),
-        # A place without a folder; lock.py sets the folder on this machine.
+        # Not a URL yet: _with_files() in lock.py finds the file's place on this machine.
         url=place.path if package.archive else "",
     )
