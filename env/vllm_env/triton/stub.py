@@ -27,7 +27,7 @@ from .root import STUB_LIBRARIES, STUB_NAME, TritonRoot
 from .stub_source import StubOptions
 
 StubMode = Literal["auto", "prebuilt", "source"]
-# Raise it when make_self_starting() changes.
+# Raise it when make_self_starting() copies or patches differently.
 _FORMAT = 2
 
 
@@ -153,7 +153,9 @@ def make_stub(workspace: Workspace, choice: StubChoice, prefix: Path) -> Stub:
 
 
 def make_self_starting(workspace: Workspace, stub: Path, environment: Path, shipped: Path) -> Path:
-    """Return a copy of a stub, in the cache, that finds its libraries in ``stub_lib`` next to it.
+    """Return a copy of a stub, in the cache, that starts even without LD_LIBRARY_PATH.
+
+    It finds its libraries in ``stub_lib`` next to it.
 
     Args:
         workspace: for the cache.
@@ -163,37 +165,54 @@ def make_self_starting(workspace: Workspace, stub: Path, environment: Path, ship
             a libcudart that is only there, and under a name that only this wheel has.
     """
     # Before each real start, tritonserver starts the stub without arguments and without the
-    # environment's libraries, and expects status 1. At any other status it takes the program for
-    # one without the permission to execute, and sets its mode to 0100 (stub_launcher.cc). In a
-    # read-only repository, or as another user than the owner, the load fails there: "Failed to give
-    # execute permission". At the real start LD_LIBRARY_PATH comes first, and so does the
-    # environment's own libpython.
+    # environment's libraries, and expects status 1 (stub_launcher.cc). At any other status it
+    # assumes that the file is not executable, and sets its mode to 0100. In a read-only repository,
+    # or if another user owns the file, that fails, and so does the load: "Failed to give execute
+    # permission".
     section = read_dynamic_section(stub)
     assert section  # noqa: S101 - check_stub() has read it
+    # 1) Choose the libraries: the environment's libpython, and those that Triton ships.
     python = next(environment / "lib" / n for n in section.needed if n.startswith("libpython"))
     others = (shipped / name for name in section.needed if name != python.name)
     libraries = [python, *(file for file in others if file.is_file())]
+    # 2) Look in the cache.
     key = key_of(_FORMAT, file_sha256(stub), *map(file_sha256, libraries))
     target = workspace.cache.path("stubs", key)
     if (target / STUB_NAME).is_file():
         touch(target)
         return target / STUB_NAME
+    # 3) Make the copy.
+    # A folder relative to the original's place is wrong for the copy.
+    former = [f for f in section.runpath or section.rpath if not f.startswith("$ORIGIN")]
     with workspace.cache.staging() as staging:
         entry = staging / "done"
-        (entry / STUB_LIBRARIES).mkdir(parents=True)
-        for library in libraries:
-            shutil.copy(library, entry / STUB_LIBRARIES)
-        copy = entry / STUB_NAME
-        shutil.copyfile(stub, copy)
-        copy.chmod(0o755)
-        # It becomes a RUNPATH, which comes after LD_LIBRARY_PATH. Folders near the original are not
-        # near the copy.
-        former = [f for f in section.runpath or section.rpath if not f.startswith("$ORIGIN")]
-        folders = [*former, f"$ORIGIN/{STUB_LIBRARIES}"]
-        command = [TOOLS / "patchelf", "--set-rpath", ":".join(folders), copy]
-        run(command, what="let the stub find its libraries")
+        _copy_with_libraries(stub, libraries, former, entry)
         put_in_place(entry, target)
     return target / STUB_NAME
+
+
+def _copy_with_libraries(
+    stub: Path, libraries: list[Path], more_folders: list[str], entry: Path
+) -> None:
+    """Copy a stub into a new folder ``entry``, and let it search the libraries next to it.
+
+    Args:
+        stub: the program.
+        libraries: the files for ``stub_lib``.
+        more_folders: folders that the copy searches before ``stub_lib``.
+        entry: the folder.
+    """
+    (entry / STUB_LIBRARIES).mkdir(parents=True)
+    for library in libraries:
+        shutil.copy(library, entry / STUB_LIBRARIES)
+    copy = entry / STUB_NAME
+    shutil.copyfile(stub, copy)
+    copy.chmod(0o755)
+    # patchelf writes a RUNPATH, which comes after LD_LIBRARY_PATH. So at the real start, for which
+    # tritonserver sets that variable, the environment's own libpython is found first.
+    run_path = ":".join([*more_folders, f"$ORIGIN/{STUB_LIBRARIES}"])
+    command = [TOOLS / "patchelf", "--set-rpath", run_path, copy]
+    run(command, what="let the stub find its libraries")
 
 
 def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:
