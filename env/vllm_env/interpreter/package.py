@@ -163,23 +163,29 @@ def _patch(files: list[Path], run_path: str) -> None:
 
 
 def _neutralise(tree: Path, prefix: Path) -> None:
-    """Replace the interpreter's original folder in its text files, such as ``_sysconfigdata``."""
-    # libpython also contains the folder, as a fallback that is never reached here. It cannot be
-    # replaced there: the linker merges strings with equal ends, so that "3.11.7" of sys.version may
-    # be the end of "…/versions/3.11.7".
-    # In other files, "/usr" names folders of the machine, which must stay.
+    """Replace the interpreter's original folder in its text files by the neutral prefix."""
     if str(prefix) in _SYSTEM_PREFIXES:
-        for file in tree.glob("lib/python3.*/_sysconfigdata*.py"):
-            if not file.is_symlink():
-                file.write_text(_neutral_places(file.read_text("utf-8"), prefix), "utf-8")
+        _neutralise_sysconfig(tree, prefix)
         return
     old = str(prefix).encode()
     for file in tree.rglob("*"):
         if file.is_symlink() or not file.is_file():
             continue
         data = file.read_bytes()
-        if old in data and b"\0" not in data:
+        # libpython also contains the folder, as a fallback that is never reached here. It cannot be
+        # replaced there: the linker merges strings with equal ends, so that "3.11.7" of sys.version
+        # may be the end of "…/versions/3.11.7".
+        is_binary = b"\0" in data
+        if old in data and not is_binary:
             file.write_bytes(data.replace(old, NEUTRAL_PREFIX.encode()))
+
+
+def _neutralise_sysconfig(tree: Path, prefix: Path) -> None:
+    """Replace a folder of the system, such as ``/usr``, only where it is the interpreter's."""
+    # In all other files, "/usr" names folders of the machine, which must stay.
+    for file in tree.glob("lib/python3.*/_sysconfigdata*.py"):
+        if not file.is_symlink():
+            file.write_text(_neutral_places(file.read_text("utf-8"), prefix), "utf-8")
 
 
 def _neutral_places(text: str, prefix: Path) -> str:
