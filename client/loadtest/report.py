@@ -31,7 +31,7 @@ _COMPARED = {
 def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
     """Return the contents of the report: the load, the figures, and the client's own part.
 
-    A figure that the answers cannot have is None.
+    A figure that cannot be known is None.
     """
     figures = result.measures.figures(result.duration, options.metric_percentiles)
     client = result.overhead.figures()
@@ -57,15 +57,22 @@ def figures_of(options: argparse.Namespace, result: Result) -> dict[str, Any]:
         "client": client,
         "versus": result.comparison.figures() if result.comparison else None,
     }
-    absent = [f"_{name}_ms$" for name in _absent(options, result)]
-    if "tpot" in options.goodput and "tpot" in _absent(options, result):
-        absent.append("^request_goodput$")
+    return _with_none_for(_unknown_figures(options, result), found)
+
+
+def _unknown_figures(options: argparse.Namespace, result: Result) -> list[str]:
+    """Return patterns for the names of the figures that the answers cannot have."""
+    times = _unknown_times(options, result)
+    patterns = [f"_{name}_ms$" for name in times]
+    # The goodput needs the time of each goal.
+    if "tpot" in options.goodput and "tpot" in times:
+        patterns.append("^request_goodput$")
     if not result.measures.tokens_counted:
-        absent += ["^total_(in|out)put_tokens$", "^max_output_tokens_per_s$"]
-    return _without(absent, found)
+        patterns += ["^total_(in|out)put_tokens$", "^max_output_tokens_per_s$"]
+    return patterns
 
 
-def _absent(options: argparse.Namespace, result: Result) -> list[str]:
+def _unknown_times(options: argparse.Namespace, result: Result) -> list[str]:
     """Return the names of the times that the answers do not have."""
     # A whole answer comes in one piece.
     if not options.streaming_mode:
@@ -73,14 +80,16 @@ def _absent(options: argparse.Namespace, result: Result) -> list[str]:
     return [] if result.measures.tokens_counted else ["tpot"]
 
 
-def _without(absent: list[str], figures: Mapping[str, Any]) -> dict[str, Any]:
+def _with_none_for(patterns: list[str], figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures, with None for each whose name matches one of the patterns."""
     found: dict[str, Any] = {}
     for name, value in figures.items():
-        if any(re.search(pattern, name) for pattern in absent):
+        if any(re.search(pattern, name) for pattern in patterns):
             found[name] = None
+        elif isinstance(value, dict):
+            found[name] = _with_none_for(patterns, value)
         else:
-            found[name] = _without(absent, value) if isinstance(value, dict) else value
+            found[name] = value
     return found
 
 
@@ -104,7 +113,7 @@ def write_plot(path: Path, options: argparse.Namespace, result: Result) -> None:
     rate = options.request_rate
     load = "closed loop" if rate == float("inf") else f"{rate:g} requests/s"
     title = f"{result.model} at {options.url}, {load}"
-    picture = draw(result.measures, title, without=_absent(options, result))
+    picture = draw(result.measures, title, without=_unknown_times(options, result))
     with writing(path, "--plot"):
         path.write_text(picture, encoding="utf-8")
 
