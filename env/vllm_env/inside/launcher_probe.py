@@ -130,17 +130,22 @@ def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any
 
 
 def _exists(name: str) -> bool:
-    # An imported module need not have what find_spec() asks for.
+    """Return whether there is a module of this name.
+
+    Raises:
+        ModuleNotFoundError: a parent of the module exists, and imports a module that is missing.
+    """
+    # find_spec() fails for an imported module without __spec__.
     if name in sys.modules:
         return True
-    # find_spec() imports the parents of a submodule, and one of them may be missing.
+    # find_spec() imports the parents of a submodule.
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:
-        # The parent exists, and lacks another module.
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise
-        return False
+        missing = error.name
+        if name == missing or name.startswith(f"{missing}."):
+            return False
+        raise
 
 
 def _file_of(module: object) -> str:
