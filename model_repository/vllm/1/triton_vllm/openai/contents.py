@@ -88,7 +88,7 @@ def check(route: Route, kind: BodyType, body: Mapping[str, Any], fit: Fit) -> Co
 
     Args:
         route: the path's rules.
-        kind: vLLM's class for bodies of this path.
+        kind: vLLM's classes for bodies of this path.
         body: the parsed body, with no fields but those that vLLM has.
         fit: the model's limits, and what its engine takes.
 
