@@ -34,6 +34,18 @@ def test_a_bottleneck_gives_no_verdict() -> None:
     assert Overhead(cpu_seconds=4.5, seconds=9.0).reasons() == []
 
 
+def test_a_goal_for_a_time_that_is_not_known_gives_no_goodput() -> None:
+    """The server does not count tokens, so no answer has a TPOT."""
+    for goal, verdict in (("ttft:200", 0.5), ("tpot:200", None)):
+        options = parse(["-s", "--goodput", goal])
+        measures = Measures(options.goodput)
+        request = Request(0, "", {}, stream=True)
+        measures.add(Record(request, due=0.0, sent=0.0, times=[0.1], outcome=Outcome.ANSWERED))
+        overhead = Overhead(cpu_seconds=0.9, seconds=9.0)
+        figures = figures_of(options, Result(1, "vllm", measures=measures, overhead=overhead, duration=2.0))
+        assert figures["request_goodput"] == verdict
+
+
 def test_a_bottleneck_is_named_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """And percentiles from a histogram, too, whatever was asked for."""
     monkeypatch.setattr(samples, "EXACT_LIMIT", 2)
