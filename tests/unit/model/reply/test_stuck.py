@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_reply
 from support.patience import LIMIT, pause, wait_for
-from triton_vllm.base.errors import StoppedError
+from triton_vllm.base.errors import InternalError, StoppedError
 from triton_vllm.reply.deliver import deliver
 from triton_vllm.reply.endings import Endings
 from triton_vllm.reply.outbox import Outbox
@@ -31,6 +33,19 @@ class Blocked(FakeChannel):
         super().send(tensors, final=final, whole=whole)
 
 
+class Unanswered(FakeChannel):
+    """A channel whose questions get no answer until a test gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.may_return = threading.Event(), threading.Event()
+
+    def is_cancelled(self) -> bool:
+        self.entered.set()
+        assert self.may_return.wait(LIMIT)
+        return super().is_cancelled()
+
+
 def send(reply: Any, items: Any) -> None:
     """Send what a test has put."""
     reply.send(items, final=items[-1] == "end")
@@ -39,9 +54,9 @@ def send(reply: Any, items: Any) -> None:
 class Place:
     """An outbox with one thread, its watch, which looks when a test says so, and how often it has told."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Any = send) -> None:
         self.log = FakeLog()
-        self.outbox = Outbox(send, self.log)
+        self.outbox = Outbox(work, self.log)
         self.outbox.start()
         self.told = 0
         self.is_stopped = False
@@ -151,6 +166,38 @@ def test_a_request_that_was_given_up_before_its_error_has_one_end(broken, items,
     sender.join(LIMIT)
     assert [str(one) for one, _ in channel.sent] == sent
     assert [last for _, last in channel.sent] == [*([False] * len(items)), True]
+
+
+@pytest.mark.parametrize("last", ["an answer", "an error", "a failed response", "a bulky answer"])
+def test_a_question_that_gets_no_answer_keeps_only_its_own_request(last):
+    """The end of a request waits while the watch asks about its client; before a bulky answer the sender itself asks."""
+    place = Place(partial(deliver, FakeLog()))
+    bulky, sent = last == "a bulky answer", "[namespace(finished=True)]"
+    end: Any = SimpleNamespace(finished=True)
+    channel, other = Unanswered(), FakeChannel()
+    lane = place.outbox.lane(bulky=bulky)
+    reply = fake_reply(channel, lane=lane, bulky=bulky)
+    asker = threading.Thread(target=reply.is_cancelled)
+    if not bulky:
+        asker.start()
+        assert channel.entered.wait(LIMIT)
+    if last == "an error":
+        end, sent = InternalError("failed"), "failed"
+    elif last == "a failed response":
+        channel.broken = [RuntimeError("injected")]
+        end, sent = SimpleNamespace(finished=False), NOT_SENT
+    reply.put(end)
+    fake_reply(other, lane=lane).put(SimpleNamespace(finished=True))
+    try:
+        wait_for(lambda: place.looks(1) or place.told, "the watch's word")
+        wait_for(lambda: other.sent, "the answer to the request behind it")
+        assert channel.sent == []
+    finally:
+        channel.may_return.set()
+        wait_for(lambda: channel.sent, "the end of the request")
+        place.outbox.close()
+    assert place.told == 1
+    assert [(str(one), final) for one, final in channel.sent] == [(sent, True)]
 
 
 def test_a_last_response_that_returns_after_all_is_the_last(place):

@@ -77,6 +77,6 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
 
 def _refusal(reply: Reply) -> AdapterError | None:
     """Return the error to send in place of a bulky answer, or None."""
-    if reply.refusal is None and reply.is_cancelled():
+    if reply.refusal is None and reply.was_cancelled():
         return CancelledError("Request was cancelled")
     return reply.refusal

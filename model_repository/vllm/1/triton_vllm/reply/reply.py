@@ -52,7 +52,8 @@ class Reply(Delivery):
         refusal: the error to send in place of a bulky answer that has not been written yet. Set by
             the event loop.
         queued: whether the reply waits in the sender's queue.
-        call: a new object while a response is being sent; see ``stuck``.
+        call: a new object while a response is being sent, or waits for the server's answer to a
+            question; see ``stuck``.
         cut_off: closed by ``abandon``, and the final response is not on its way. The thread whose
             call does not return still has to send it, if the call returns after all.
         due: the outbox's time in seconds before which the next response is not sent. Set by the
@@ -116,12 +117,13 @@ class Reply(Delivery):
         Raises:
             Exception: the server's own exception. Call ``give_up`` then.
         """
-        if self.closed:
+        # A reply that was cut off is closed, but has had no end: the call has returned.
+        if self.closed and not self.cut_off:
             return
         self.begun = True
-        if final:
-            self._close()
         with self._call():
+            if final:
+                self._close()
             self.channel.send(tensors, final=final, whole=not self.streams)
         if self.cut_off:
             # The server has taken the response after all, and the client waits for the end.
@@ -133,11 +135,11 @@ class Reply(Delivery):
         Raises:
             Exception: the server's own exception. Call ``give_up`` then.
         """
-        # A reply that was cut off is closed, but has had no end: the call has raised.
+        # See ``send``.
         if self.closed and not self.cut_off:
             return
-        self._close()
         with self._call():
+            self._close()
             self.channel.send_error(error)
 
     def abandon(self, call: object) -> bool:
@@ -155,9 +157,9 @@ class Reply(Delivery):
 
     def give_up(self) -> None:
         """Close after a response could not be built or sent; try to send the client an error."""
-        self._close()
         # The server refuses the error if the final response was already on its way.
         with contextlib.suppress(Exception), self._call():
+            self._close()
             self.channel.send_error(InternalError(NOT_SENT))
 
     def is_cancelled(self) -> bool:
@@ -169,6 +171,11 @@ class Reply(Delivery):
             if not self.closed and not self.cancelled:
                 self.cancelled = self.channel.is_cancelled()
             return self.cancelled and not self.closed
+
+    def was_cancelled(self) -> bool:
+        """Return the same, for the thread that sends."""
+        with self._call():
+            return self.is_cancelled()
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[None]:
