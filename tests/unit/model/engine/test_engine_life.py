@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any, cast
 
@@ -137,6 +138,57 @@ def test_an_engine_that_is_given_up_ends_for_good_and_then_its_process(started, 
     assert (ended, told, engine._log.lines[0]) == ([1], ["the reason"], "the reason")
     assert [llm.closed for llm in Llm.started] == [True]
     assert not engine.jobs.is_up()
+
+
+@pytest.mark.parametrize("moment", ["an engine starts", "the front gets it"])
+def test_an_engine_that_is_given_up_while_it_starts_again_does_not_open(started, monkeypatch, moment):
+    """What has been started meanwhile ends, too, and the other instances never hear of it."""
+    engine, _ = started()
+    engine._end_process = lambda _: None
+    held, go_on = threading.Event(), threading.Event()
+    shared: list[Llm] = []
+
+    class Front:
+        """Another API, with which an engine starts in a thread beside the loop."""
+
+        async def use(self, llm, tasks):
+            if moment == "the front gets it" and llm is not first:
+                held.set()
+                await asyncio.to_thread(go_on.wait, PROMISED)
+
+        def leave(self):
+            """Nothing to leave."""
+
+        async def close(self):
+            """Nothing to close."""
+
+    def start(*_, **__):
+        if moment == "an engine starts":
+            held.set()
+            assert go_on.wait(PROMISED)
+        return Llm()
+
+    first = Llm.started[0]
+    engine.attach(Front())
+    monkeypatch.setattr(Llm, "from_engine_args", start)
+    monkeypatch.setattr(engine._source, "share", lambda: shared.append(Llm.started[-1]))
+    revive, revived = engine._revive, threading.Event()
+
+    async def revive_and_tell():
+        await revive()
+        revived.set()
+
+    monkeypatch.setattr(engine, "_revive", revive_and_tell)
+    first.errored = True
+    assert held.wait(PROMISED)
+    engine._loop.call_soon_threadsafe(engine.give_up, "the reason")
+    wait_for(lambda: first.closed and engine.jobs.why_down == NOT_TAKEN, "the end of the first engine")
+    go_on.set()
+    assert revived.wait(PROMISED)
+    assert [llm.closed for llm in Llm.started] == [True, True]
+    assert not engine.jobs.is_up()
+    assert shared == []
+    assert not any("is back" in line for line in engine._log.lines)
 
 
 @pytest.mark.parametrize("fault", ["shutdown raises", "shutdown hangs", "the log is full"])

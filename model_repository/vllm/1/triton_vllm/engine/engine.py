@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import NOT_TAKEN, UNLOADING, StoppedError, UnavailableError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import EngineClient, Log
-    from triton_vllm.engine.job import Job
     from triton_vllm.engine.prompts import Prompter
     from triton_vllm.instances.source import Source
     from triton_vllm.lora.store import AdapterStore
@@ -215,9 +214,13 @@ class Engine:
             await self.prompter.start(self._llm)
         self._hung_for = 0.0
         self._answered_at = self._loop.time()
-        self._source.share()
         if self._front is not None:
             await self._front.use(self._llm, self.facts.tasks)
+        # It may have been given up during these waits, and must not serve again.
+        if self._ending.is_set():
+            self._llm.shutdown()
+            return
+        self._source.share()
         self.runner.use(self._llm, self.facts)
 
     def _check(self) -> None:
@@ -300,7 +303,7 @@ class Engine:
         stuck = self.jobs.ledger.stuck(self._loop.time() - self._silence)
         if not stuck:
             return
-        states = "; ".join(_state(job) for job in stuck[:_SHOWN])
+        states = "; ".join(job.state() for job in stuck[:_SHOWN])
         self._log.warning(
             f"{len(stuck)} requests have had no output for {self._silence:.0f} s: {states}"
         )
@@ -327,7 +330,8 @@ class Engine:
                 )
                 await asyncio.sleep(delay)
             else:
-                self._log.info(f"the engine is back after {time.monotonic() - began:.1f} s")
+                if not self._ending.is_set():
+                    self._log.info(f"the engine is back after {time.monotonic() - began:.1f} s")
                 self._check()
                 return
 
@@ -392,8 +396,3 @@ class Engine:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-
-
-def _state(job: Job[Any]) -> str:
-    added = "vLLM has it" if job.task is None else "it is being added"
-    return f"{job.id}: {added}, {len(job.delivery.pending)} outputs wait to be sent"

@@ -127,3 +127,8 @@ class Job(Generic[Way]):
     adapter: Version | None = None
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None
+
+    def state(self) -> str:
+        """Return what the log says about a stuck job."""
+        added = "vLLM has it" if self.task is None else "it is being added"
+        return f"{self.id}: {added}, {len(self.delivery.pending)} outputs wait to be sent"
