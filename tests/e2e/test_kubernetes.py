@@ -42,22 +42,29 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * BUILD_SECONDS)]
 
 _MODEL = "localhost/kubernetes:model"
+_CLAIM = "vllm-models"
 _STREAMS = 32
 _LONG = {"text_input": "Hello", "stream": True, "sampling_parameters": json.dumps({"max_tokens": 240, "ignore_eos": True})}
 
 
 @pytest.fixture(scope="module")
-def image(parts: Parts, session_folder: Path) -> Iterator[str]:
-    """The real model with the stand-in in its folder, as ``export`` writes it, in podman's store."""
-    containers.require_podman()
-    containers.require_registry()
-    require_kubectl()
+def models(parts: Parts, session_folder: Path) -> Path:
+    """A repository with the real model and the stand-in in its folder."""
     models = session_folder / "kubernetes"
     # Links to what is large, and copies of what is written here.
     others = shutil.ignore_patterns("standin", "vllm_engine_args.json")
     model = Path(shutil.copytree(parts.model, models / "vllm", copy_function=os.link, ignore=others))
     shutil.copytree(parts.standin, model / "standin")
     (model / "vllm_engine_args.json").write_text(json.dumps({"model": "standin", **CPU_ARGUMENTS}))
+    return models
+
+
+@pytest.fixture(scope="module")
+def image(models: Path, session_folder: Path) -> Iterator[str]:
+    """The same, as ``export`` writes it, in podman's store."""
+    containers.require_podman()
+    containers.require_registry()
+    require_kubectl()
     argv = [sys.executable, "-m", "vllm_env", "export", "--oci", str(session_folder / "oci"), "--model-repository", str(models)]
     subprocess.run([*argv, "--tag", "model"], env={**os.environ, "PYTHONPATH": str(CHECKOUT / "env")}, check=True)
     subprocess.run(
@@ -68,6 +75,19 @@ def image(parts: Parts, session_folder: Path) -> Iterator[str]:
     containers._podman("rmi", "--force", _MODEL)
 
 
+@pytest.fixture(scope="module")
+def claim(models: Path) -> Iterator[None]:
+    """The claim of the component ``parts-on-a-volume``, with the repository in it."""
+    containers.require_podman()
+    containers._podman("volume", "create", _CLAIM, check=True)
+    try:
+        place = containers._podman("volume", "inspect", "--format", "{{.Mountpoint}}", _CLAIM, check=True).stdout.strip()
+        shutil.copytree(models, Path(place) / "models", symlinks=True)
+        yield
+    finally:
+        containers._podman("volume", "rm", "--force", _CLAIM)
+
+
 @dataclass
 class Running:
     """A pod in a container, and its probes as a kubelet sends them."""
@@ -76,6 +96,7 @@ class Running:
     process: subprocess.Popen[bytes]
     ports: dict[int, int]
     log: Path
+    began: float
     said: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -127,14 +148,21 @@ class Running:
 @pytest.fixture
 def running(image: str, tmp_path: Path) -> Iterator[Running]:
     """The overlay with the images of this machine, started and past its startup probe."""
-    own = write_own(tmp_path / "own", "overlays/cpu", server=containers.image(), model=image)
+    with _started(image, tmp_path) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def _started(image: str, tmp_path: Path, *components: str) -> Iterator[Running]:
+    own = write_own(tmp_path / "own", "overlays/cpu", *components, server=containers.image(), model=image)
     pod = pod_of(render(own))
     ports = containers.host_ports()
     log = tmp_path / "server.log"
     # The stand-in's variables are not the pod's. With the size of the KV cache in the arguments, none is needed.
     note_start(TRITON, CPU_ARGUMENTS)
+    began = now()
     with _reachable() as folder, containers.running(podman_arguments(pod, folder, ports), log) as process:
-        started = Running(pod, process, ports, log)
+        started = Running(pod, process, ports, log, began)
         wait_for(lambda: process.poll() is not None or _exists(started.name), "the container")
         started.wait_until("startup", passes=True, limit=seconds(pod.container["startupProbe"]))
         yield started
@@ -218,3 +246,18 @@ def test_the_root_cannot_be_written(running: Running) -> None:
     script = 'id -u; touch /here 2>&1; echo > "$HOME/there" && echo "$HOME"'
     done = containers._podman("exec", running.name, "sh", "-c", script)
     assert done.stdout.splitlines() == ["1000", "touch: cannot touch '/here': Read-only file system", "/cache"]
+
+
+@pytest.mark.usefixtures("claim")
+def test_starts_from_an_image_and_from_a_volume(image: str, tmp_path: Path) -> None:
+    """In turns, three times: nothing of the image is unpacked, and the pod's cache has the environment of a volume's parts."""
+    ways = {"image": (), "parts on a volume": ("parts-on-a-volume",)}
+    for number in range(3):
+        for way, components in ways.items():
+            folder = tmp_path / f"{way} {number}"
+            folder.mkdir()
+            with _started(image, folder, *components) as running:
+                print(f"{way}: ready after {now() - running.began:.1f} s")
+                assert generate(running.url, PROMPT)[1]["text_output"] == ANSWER
+                found = containers._podman("exec", running.name, "find", "/cache", "/tmp", "-name", "libtorch_cpu.so")
+                assert bool(found.stdout) is bool(components), way
