@@ -218,3 +218,48 @@ print(json.dumps(sampled))
 def test_no_request_waits_for_the_sampler_on_a_cpu(run):
     """The engine samples a token while the model is loaded."""
     assert run(SAMPLED) == [False]
+
+
+STOPPED_SERVER = """
+import os, signal
+from triton_vllm.base.processes import is_stopped
+from triton_vllm.reply.stuck import LOOKS
+from triton_vllm.startup.load import GIVEN_UP
+
+server = os.getpid()
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    model.initialize(ARGS)
+    loaded = model._service._model
+    loaded.engine._end_process = lambda _: None
+    watch = loaded.send_watch
+    watch.close()  # from here on it looks when it is asked to
+    entered, may_return = threading.Event(), threading.Event()
+    r = request("never taken")
+    send = r.sender.send
+    r.sender.send = lambda *given, **named: (entered.set(), may_return.wait(), send(*given, **named))
+    model.execute([r])
+    entered.wait()
+    os.kill(server, signal.SIGSTOP)
+    wait_for(lambda: is_stopped(server), "the stop")
+    for _ in range(2 * LOOKS):
+        watch.look()
+    stopped = watch._told
+    os.kill(server, signal.SIGCONT)
+    wait_for(lambda: not is_stopped(server), "the server that goes on")
+    for _ in range(LOOKS + 1):
+        watch.look()
+    wait_for(lambda: any(GIVEN_UP in text for _, text in log), "the end of the model")
+    print(json.dumps([stopped, watch._told]), flush=True)
+    may_return.set()
+    model.finalize()
+finally:
+    os.kill(server, signal.SIGCONT)
+"""
+
+
+def test_a_server_that_stands_still_ends_no_model(run):
+    """In a debugger, for example. A send that the running server does not take ends it."""
+    assert run(STOPPED_SERVER) == [False, True]
