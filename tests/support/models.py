@@ -134,4 +134,7 @@ def _make(environment: Path, program: str, request: Mapping[str, Any], read: Map
 
 
 def _standin(environment: Path, recipe: Recipe) -> Path:
-    return ensure_standin(workspace_in(data_folder()), environment / "bin" / "python", recipe)
+    """Return a stand-in. Two workers that make the same one would replace each other's folder while it is read."""
+    workspace = workspace_in(data_folder())
+    with workspace.exclusive():
+        return ensure_standin(workspace, environment / "bin" / "python", recipe)
