@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -146,3 +147,23 @@ def test_on_a_machine_with_an_old_driver_the_build_names_the_option_that_works(
     assert manifest["spec"]["torch_backend"] == "cu129"
     assert "nvidia-cutlass-dsl-libs-cu13" in manifest["spec"]["drop"]
     assert read_pylock(saved.with_name("pylock.cu129-cuda.toml")).inputs.pin == "vllm==0.99.0+cu129"
+
+
+def test_a_build_that_would_be_served_ends_on_an_old_driver(
+    indexes: CudaIndexes, thin_channel: Path, spec_file: Path, tmp_path: Path
+) -> None:
+    """Before anything is packed, and with both ways out. Without a GPU, only the profile ``cpu`` is served after its build."""
+    spec_file.write_text(SPEC.replace("[profile.cuda]", "[profile.cpu]"))
+    cache, models = tmp_path / "cache", tmp_path / "models"
+    fill_cache(thin_channel, cache)
+    make_driver(tmp_path / "driver", "12.2")
+    argv = small_build.command(models, "--spec", spec_file, smoke=True)
+    variables = {**indexes.variables, "LD_LIBRARY_PATH": str(tmp_path / "driver")}
+    done = subprocess.run(
+        argv, env=small_build.environment(cache, **variables), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 1, done.stderr
+    assert "runs CUDA up to 12.2, and this environment is for CUDA 13.0." in done.stderr
+    assert "./gen_vllm_env.sh --cuda 12.9" in done.stderr
+    assert "To build it for another machine: --no-smoke-run." in done.stderr
+    assert not models.exists()
