@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * BUILD_SECONDS)]
 
-_MODEL = "localhost/kubernetes:model"
 _CLAIM = "vllm-models"
 _STREAMS = 32
 _LONG = {"text_input": "Hello", "stream": True, "sampling_parameters": json.dumps({"max_tokens": 240, "ignore_eos": True})}
@@ -61,18 +60,21 @@ def models(parts: Parts, session_folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def image(models: Path, session_folder: Path) -> Iterator[str]:
-    """The same, as ``export`` writes it, in podman's store."""
+    """The same, as ``export`` writes it, pushed to a registry and pulled from there."""
     containers.require_podman()
-    containers.require_registry()
     require_kubectl()
-    argv = [sys.executable, "-m", "vllm_env", "export", "--oci", str(session_folder / "oci"), "--model-repository", str(models)]
+    folder = session_folder / "oci"
+    argv = [sys.executable, "-m", "vllm_env", "export", "--oci", str(folder), "--model-repository", str(models)]
     subprocess.run([*argv, "--tag", "model"], env={**os.environ, "PYTHONPATH": str(CHECKOUT / "env")}, check=True)
-    subprocess.run(
-        ["skopeo", "copy", "--quiet", f"oci:{session_folder / 'oci'}:model", f"containers-storage:{_MODEL}"], check=True
-    )
-    shutil.rmtree(session_folder / "oci")
-    yield _MODEL
-    containers._podman("rmi", "--force", _MODEL)
+    with containers.registry(session_folder) as address:
+        name = f"{address}/vllm:model"
+        push = ["skopeo", "copy", "--quiet", "--preserve-digests", "--dest-tls-verify=false"]
+        subprocess.run([*push, f"oci:{folder}:model", f"docker://{name}"], check=True)
+        containers._podman("pull", "--quiet", "--tls-verify=false", name, check=True)
+    for written in (folder, session_folder / "registry"):
+        shutil.rmtree(written)
+    yield name
+    containers._podman("rmi", "--force", name)
 
 
 @pytest.fixture(scope="module")
