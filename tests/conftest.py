@@ -207,7 +207,7 @@ def first_start(serving: Serve, session_folder: Path) -> Iterator[FirstStart]:
     """A server with the stand-in on both APIs, which starts with an empty vLLM cache and has been asked its first requests.
 
     It publishes metrics, and loads and unloads its model when told. Where it is started are folders with the names of packages,
-    as where somebody works on these; none may be imported.
+    as where somebody works on these; none may be imported. CXX names a compiler that is not there.
     """
     from support.first_start import FirstStart, ask_first  # imports gRPC, which unit tests do without
 
@@ -222,7 +222,8 @@ def first_start(serving: Serve, session_folder: Path) -> Iterator[FirstStart]:
         with_metrics(model)
         with_openai(model)
 
-    start = serving(environment={**ONE_THREAD, **cache}, prepare=prepare, arguments=(EXPLICIT, "--load-model=vllm"))
+    variables = {**ONE_THREAD, **cache, "CXX": "/nowhere/g++"}
+    start = serving(environment=variables, prepare=prepare, arguments=(EXPLICIT, "--load-model=vllm"))
     sightings = Sightings(cache)
     with contextlib.ExitStack() as stack:
         with sightings.watching(), pytest.MonkeyPatch.context() as patch:

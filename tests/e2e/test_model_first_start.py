@@ -72,6 +72,12 @@ def test_on_a_cpu_no_process_looks_at_the_model(first_start: FirstStart) -> None
     assert first_start.sightings.inspections() == []
 
 
+def test_a_compiler_that_is_not_there_is_not_used(first_start: FirstStart) -> None:
+    """torch would stop at CXX, though this machine has g++."""
+    log = first_start.server.log.read_text("utf-8", "replace")
+    assert "CXX=/nowhere/g++ is not used: there is no such program" in log
+
+
 def test_the_next_start_neither_looks_nor_compiles(reloaded: Reloaded) -> None:
     """Though its folder for temporary files is an empty one, as in a new container."""
     later = reloaded.sightings

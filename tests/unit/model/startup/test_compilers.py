@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triton_vllm.startup.compilers import OWN_COMPILER, Compilers, choose
+from support.fake_log import FakeLog
+from triton_vllm.startup.compilers import OWN_COMPILER, Compilers, choose, drop_missing
 
 
 @pytest.fixture
@@ -60,3 +61,20 @@ def test_a_cpu_without_a_cpp_compiler_or_headers_runs_eagerly(prefix, tools, mon
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(prefix))  # Debian's interpreter without its -dev package
     (chosen,) = choose({}, tools("g++"), prefix, on_cpu=True).notes
     assert "no Python.h here" in chosen
+
+
+@pytest.mark.parametrize("value", ["/opt/gcc/bin/gcc", "/opt/gcc/bin/gcc -pipe", ""])
+def test_a_variable_that_names_no_program_is_dropped_and_the_log_says_so(tools, value):
+    """An image sets CC and leaves the compiler out; Triton's kernel compiler would take the name as it is."""
+    environment = tools("gcc", CC=value, CXX="gcc -std=c++17")
+    drop_missing(environment, said := FakeLog())
+    assert "CC" not in environment
+    assert environment["CXX"] == "gcc -std=c++17"
+    assert said.warnings == [f"CC={value} is not used: there is no such program"]
+
+
+def test_a_compiler_that_a_variable_names_by_its_path_is_kept(tools, tmp_path):
+    """Nothing is on the PATH of this one."""
+    environment = tools("gcc", CC=str(tmp_path / "tools" / "gcc")) | {"PATH": "/nowhere"}
+    drop_missing(environment, FakeLog())
+    assert "CC" in environment

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
+
+    from triton_vllm.base.protocols import Log
 
 OWN_COMPILER = "vllm-env-cc"
 """The environment's own C compiler, next to its interpreter."""
@@ -37,6 +39,23 @@ class Compilers:
     arguments: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def drop_missing(environment: MutableMapping[str, str], log: Log) -> None:
+    """Remove CC and CXX if they name no program.
+
+    Images set them and leave the compiler out (seen: CC=/opt/gcc/bin/gcc). Triton's kernel compiler
+    and torch take the name as it is, and the load would fail.
+    """
+    for name in ("CC", "CXX"):
+        value = environment.get(name)
+        if value is None:
+            continue
+        # Options may follow the program.
+        program = value.split(maxsplit=1)[:1]
+        if not program or not _finds((program[0],), environment.get("PATH", os.defpath)):
+            del environment[name]
+            log.warning(f"{name}={value} is not used: there is no such program")
 
 
 def choose(

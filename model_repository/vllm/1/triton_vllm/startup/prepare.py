@@ -130,6 +130,7 @@ def prepare(
     warm_cache.use(model_dir, os.environ, log)
     home.keep_compiled(os.environ)
     driver.check()
+    compilers.drop_missing(os.environ, log)
     toolkit.refuse(arguments, os.environ, file_name)
     toolkit.switch_off(os.environ, log)
     run = _make_run_folder(arguments, log)
