@@ -78,6 +78,13 @@ def test_a_compiler_that_is_not_there_is_not_used(first_start: FirstStart) -> No
     assert "CXX=/nowhere/g++ is not used: there is no such program" in log
 
 
+def test_vllm_does_not_warn_about_our_variables(first_start: FirstStart) -> None:
+    """A reader would take its "Unknown vLLM environment variable" for a fault; a test's server has VLLM_ENV_TEST_RUN."""
+    log = first_start.server.log.read_text("utf-8", "replace")
+    assert "importing vLLM" in log
+    assert "Unknown vLLM environment variable" not in log
+
+
 def test_the_next_start_neither_looks_nor_compiles(reloaded: Reloaded) -> None:
     """Though its folder for temporary files is an empty one, as in a new container."""
     later = reloaded.sightings

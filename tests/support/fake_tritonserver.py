@@ -137,7 +137,7 @@ def main() -> None:
     if "child" in words:
         subprocess.Popen(SLEEP)
     if "orphan" in words:
-        unmarked = {name: value for name, value in os.environ.items() if name != "VLLM_ENV_SERVER_ID"}
+        unmarked = {name: value for name, value in os.environ.items() if name != "TRITON_VLLM_SERVER_ID"}
         subprocess.Popen(SLEEP, start_new_session=True, env=unmarked)
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-MARKER_VARIABLE = "VLLM_ENV_SERVER_ID"
+MARKER_VARIABLE = "TRITON_VLLM_SERVER_ID"
 # Extracted environments (python_backend's src/pb_env.cc hard-codes the path), and the shared
 # memory that Python's multiprocessing makes for vLLM. A killed process removes neither.
 _TRACES = re.compile(rb"/tmp/python_env_\w+|/dev/shm/(?:psm_|sem\.mp-)\w+")
@@ -26,7 +26,7 @@ def members(leader: int, marker: str, known: Iterable[psutil.Process] = ()) -> l
 
     Args:
         leader: the id of the server's process, which leads a session of its own.
-        marker: the value of the variable ``VLLM_ENV_SERVER_ID`` in the server's environment.
+        marker: the value of the variable ``TRITON_VLLM_SERVER_ID`` in the server's environment.
         known: processes that were members before.
     """
     group = {process for process in known if is_alive(process)}

@@ -124,6 +124,7 @@ def prepare(
     guard.own()
     guard.follow_parent()
     parts.unpack(model_dir, log, progress)
+    _drop_own_variables()
     interpreter.import_nothing_of_the_working_directory()
     interpreter.use_environment_python()
     home.settle(os.environ, log)
@@ -215,6 +216,16 @@ def _choose_devices(
     if gpus is not None:
         os.environ[devices.DEVICES_VARIABLE] = gpus
         log.info(official.pinned_line(kind, gpus, f"{args['model_name']}_{device}"))
+
+
+def _drop_own_variables() -> None:
+    """Remove vllm-env's variables, which nothing reads from here on.
+
+    vLLM warns at each start about every variable VLLM_… that it does not know.
+    """
+    for name in list(os.environ):
+        if name.startswith("VLLM_ENV_"):
+            del os.environ[name]
 
 
 def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None:
