@@ -130,7 +130,7 @@ def test_a_clients_constraint_is_not_compiled_where_requests_are_admitted(choice
     """vLLM would, to join it to tools that may be called; it is tried within bounds later, and holds alone."""
     parsers_of_model = Parsers.__new__(Parsers)
     vars(parsers_of_model).update(
-        names=ParserNames("hermes"), _request=ChatRequest, _parser=Adjusting, _tokenizer=None, _config=None
+        names=ParserNames("hermes"), _request_class=ChatRequest, _parser_class=Adjusting, _tokenizer=None, _config=None
     )
     Adjusting.seen.clear()
     chat = Chat(({"role": "user", "content": "x"},), tools, tool_choice=choice)

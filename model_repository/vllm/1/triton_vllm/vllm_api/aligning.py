@@ -49,17 +49,18 @@ class Aligner:
         # The tokens before any text. None as soon as some text has come: only then is the length of
         # all text known.
         self._first: list[int] | None = []
-        self._recent: list[int] = []
-        self._length = 0  # of the text at the end of the last token
+        self._recent: list[int] = []  # the last tokens, for `_CONTEXT_TOKENS`
+        self._length = 0  # of the completion's text at the end of the last token
         self._waiting: deque[_Token] = deque()
-        self._text = ""  # of the tokens that wait
+        self._text = ""  # received, and not yet returned
         self._received = 0  # characters
         self._returned = 0  # characters
 
     def take(self, output: CompletionOutput | Fragment) -> list[Fragment]:
         """Return the parts whose text is complete, with their tokens.
 
-        The last output of a completion returns the rest, with the reason of its end.
+        For the last output of a completion, return all the rest. The last part has the reason of
+        the end.
         """
         ended = output.finish_reason is not None
         self._text += output.text
@@ -68,31 +69,36 @@ class Aligner:
         # text so far.
         length = self._received if ended else self._received + self._held
         if self._first is None:
-            self._add(output.token_ids, length, self._length)
+            self._queue(output.token_ids, length, self._length)
         else:
             self._first += output.token_ids
             if self._received or ended:
-                self._add(self._first, length, 0 if ended else None)
+                # At the end, the text of the last tokens may be missing: a stop string is cut off.
+                self._queue(self._first, length, 0 if ended else None)
                 self._first = None
         self._length = length
         fragments = []
         while self._waiting and (ended or self._waiting[0].end <= self._received):
             fragments.append(self._next())
+        # Text without a token of its own goes to the last token.
         if ended:
             last = fragments.pop() if fragments else Fragment("", [])
             fragments.append(Fragment(last.text + self._text, last.token_ids, output.finish_reason))
         return fragments
 
-    def _add(self, ids: Sequence[int], length: int, base: int | None) -> None:
-        """Let tokens wait for their text.
+    def _queue(self, ids: Sequence[int], length: int, base: int | None) -> None:
+        """Let tokens wait for their text: find out where in the completion's text each ends.
 
         Args:
             ids: tokens that came together. Those before any text do, and with ``stream_interval``
                 others.
             length: the text's length at the end of the last token.
-            base: the text's length before the first token. None if it follows from ``length``.
+            base: the text's length before the first token. If None, it is ``length`` without the
+                text of these tokens. It may be above 0 even before the first token of all: a
+                decoder drops a blank with which a text begins.
         """
         known = [*self._recent, *ids]
+        # 1) Decode the tokens, to see how long their text is up to the end of each.
         ends: list[int] = []
         end = 0
         # The end of a single token is `length`. It need not be decoded.
@@ -102,6 +108,8 @@ class Aligner:
                 end += self._text_length([*before, known[at]]) - self._text_length(before)
                 ends.append(end)
         self._recent = known[-_CONTEXT_TOKENS:]
+        # 2) Count these lengths from the beginning of the completion. That of the last token is
+        # given.
         if base is None:
             base = length - end
         lengths = [min(base + own, length) for own in ends[:-1]]
@@ -113,7 +121,7 @@ class Aligner:
         return len(self._decode(ids).rstrip(_INCOMPLETE_TEXT)) if ids else 0
 
     def _next(self) -> Fragment:
-        """Return the first token that waits, with its text."""
+        """Remove the first token that waits, and return it with its text."""
         token = self._waiting.popleft()
         count = max(0, token.end - self._returned)
         self._returned += count

@@ -44,8 +44,9 @@ def body_types(app: Any) -> dict[str, BodyType]:
 
 
 def _errors(model: Any, body: Mapping[str, Any]) -> int:
+    """Return how many errors a pydantic class finds in a body; 1 if it fails otherwise."""
     try:
-        # Some of vLLM's checks replace values of the object that they get.
+        # In a copy: some of vLLM's checks replace values of the object that they get.
         model.model_validate({**body})
     except ValueError as error:
         count = getattr(error, "error_count", None)
@@ -57,6 +58,7 @@ def _errors(model: Any, body: Mapping[str, Any]) -> int:
 
 
 def _routes(routes: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the route of each route, also of those below a mounted path."""
     for route in routes:
         path = above + getattr(route, "path", "")
         yield path, route
@@ -72,11 +74,13 @@ def _classes(hint: Any) -> Iterator[Any]:
 
 
 def _names(model: Any) -> Iterator[str]:
+    """Yield the names of a pydantic class's fields, and the aliases under which a body has them."""
     for name, field in model.model_fields.items():
         yield name
         aliases = (field.alias, field.validation_alias)
         for alias in aliases:
-            # An alias may be a choice of several, each a name or a path that begins with one.
+            # An alias may be a choice of several. Each is a name, or a path that begins with one
+            # and may continue with indexes. No alias is None.
             for choice in getattr(alias, "choices", (alias,)):
                 first = getattr(choice, "path", (choice,))[0]
                 if isinstance(first, str):

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def make_generator(generator: Any) -> Any:
-    """Return a class like PyTorch's ``Generator`` in which winding back means a new beginning.
+    """Return a subclass of PyTorch's ``Generator`` whose ``set_offset`` starts it again.
 
     That is exact for a prompt that has not been read: vLLM discards everything drawn before. A
     preempted request is the exception, because vLLM keeps its tokens: it continues with the first

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
     """Start AsyncLLM, and block until the model is loaded.
 
-    Call it inside the event loop that will serve it, which stands still meanwhile, or in a thread.
-    vLLM then starts its tasks when the loop uses the engine for the first time.
+    Call it in a thread, or inside the event loop that will serve it. The loop stands still
+    meanwhile. In a thread, vLLM starts its tasks when the loop uses the engine for the first time.
     """
     usage = vllm.UsageContext.API_SERVER
     return start_with(vllm, values, partial(vllm.AsyncLLM.from_engine_args, usage_context=usage))
@@ -118,16 +118,20 @@ def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
     # that has several.
     known_ids = getattr(processor, "external_req_ids", None)
     if known_ids is not None:
-        ids = known_ids.get(request_id, ())
+        own_ids = known_ids.get(request_id, ())
     else:
         parent = getattr(processor, "parent_requests", {}).get(request_id)
-        ids = (request_id,) if parent is None else parent.child_requests
-    prefilling = [getattr(states[own], "is_prefilling", None) for own in ids if own in states]
+        own_ids = (request_id,) if parent is None else parent.child_requests
+    # For each completion, whether vLLM still has to read the prompt. None if it does not say.
+    prefilling = [
+        getattr(states[own_id], "is_prefilling", None) for own_id in own_ids if own_id in states
+    ]
     # There are no states either if the request has finished and its output is on the way.
     if not prefilling or None in prefilling:
         return None
     # vLLM keeps a state for each completion until it has finished.
-    return len(prefilling) < count or not all(prefilling)
+    any_finished = len(prefilling) < count
+    return any_finished or not all(prefilling)
 
 
 def forget_parent(llm: EngineClient, request_id: str) -> None:
@@ -142,9 +146,9 @@ def forget_parent(llm: EngineClient, request_id: str) -> None:
     # would stay for ever. For a whole answer it holds all texts. It may go when vLLM's pull request
     # 51629, open in August 2026, is in all versions that we support.
     parents = getattr(getattr(llm, "output_processor", None), "parent_requests", None) or {}
-    for own, parent in list(parents.items()):
-        if request_id in (own, getattr(parent, "external_req_id", None)):
-            del parents[own]
+    for own_id, parent in list(parents.items()):
+        if request_id in (own_id, getattr(parent, "external_req_id", None)):
+            del parents[own_id]
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,10 @@ def facts(llm: EngineClient, tasks: Sequence[str] = ()) -> Facts:
 
 
 def _chat_defaults(config: Any) -> ChatDefaults:
+    """Return the defaults for conversations, from vLLM's configuration of a model."""
     values: dict[str, Any] = dict(config.get_diff_sampling_param())
+    # As in vLLM's server: the `max_new_tokens` of the weights is a default and no limit. That of a
+    # folder which the operator names in `generation_config` is both.
     if config.generation_config in ("auto", "vllm"):
         most = config.override_generation_config.get("max_new_tokens")
     else:
@@ -237,7 +244,7 @@ def compiles_with_xgrammar(llm: EngineClient) -> bool:
 async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
     """Return a function that serializes the engine's tokenizer for xgrammar.
 
-    It blocks, so call it in a thread.
+    That function blocks, so call it in a thread.
     """
     tokenizer = await tokenizer_of(llm)
     size = llm.model_config.get_vocab_size()

@@ -90,8 +90,15 @@ def _types(cls: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _resolve(hint: Any, namespace: Mapping[str, Any]) -> Any:
+    """Return the type that an annotation stands for; Any if it cannot be evaluated.
+
+    Args:
+        hint: a type, or an annotation as a string.
+        namespace: the names of the module that has the annotation.
+    """
     if not isinstance(hint, str):
         return hint
+    # Python evaluates the annotations of a class, not single ones.
     holder = type("_", (), {"__annotations__": {"x": hint}})
     try:
         return typing.get_type_hints(holder, dict(namespace))["x"]

@@ -35,8 +35,10 @@ def lacking(vllm: Vllm) -> str:
         client = importlib.import_module(_CLIENT_MODULE)
     except ImportError:
         return _CLIENT_MODULE
-    takes = inspect.signature(getattr(vllm.AsyncLLM, "from_vllm_config", lambda: None)).parameters
-    missing = [name for name in _CLIENT_PARAMETERS if name not in takes]
+    # A vLLM without this method counts as one whose method takes no arguments.
+    make = getattr(vllm.AsyncLLM, "from_vllm_config", lambda: None)
+    known = inspect.signature(make).parameters
+    missing = [name for name in _CLIENT_PARAMETERS if name not in known]
     launch = getattr(client, "launch_core_engines", None)
     if launch is None or "addresses" not in inspect.signature(launch).parameters:
         missing.append("launch_core_engines(addresses)")
@@ -76,7 +78,8 @@ def launch(
     called = False
 
     @contextmanager
-    def for_all(*args: Any, **kwargs: Any) -> Iterator[Any]:
+    def launch_for_all(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Do the same as vLLM's function, with the addresses of all front ends."""
         nonlocal statistics, called
         called = True
         # vLLM passes the addresses by position or by name.
@@ -91,12 +94,13 @@ def launch(
         addresses.outputs.extend(outputs for _, outputs in others)
         with launch_engines(*args, **kwargs) as launched:
             yield launched
+            # vLLM has filled this in by now.
             statistics = addresses.frontend_stats_publish_address
 
     # Patch addresses-of-front-ends: vLLM's client launches an engine only for itself (since 0.28;
     # v1/engine/core_client.py, MPClient). If it got addresses from outside, it would not supervise
     # the engine. It may go when a client can launch an engine for others, too.
-    with _replaced(client, "launch_core_engines", for_all):
+    with _replaced(client, "launch_core_engines", launch_for_all):
         llm = _client(vllm, values, index=0, count=len(others) + 1, addresses=None)
     # The engine would not know the other front ends, and each would wait a minute for it.
     if not called:
@@ -109,14 +113,18 @@ def launch(
 
 
 def connect(
-    vllm: Vllm, values: Mapping[str, Any], place: Mapping[str, str | None], index: int, count: int
+    vllm: Vllm,
+    values: Mapping[str, Any],
+    addresses: Mapping[str, str | None],
+    index: int,
+    count: int,
 ) -> EngineClient:
     """Start AsyncLLM as a front end over an engine that another process has launched.
 
     Args:
         vllm: the loaded vLLM.
         values: engine arguments. The same as the engine's.
-        place: ``input_address`` and ``output_address`` as ``launch`` got them, and
+        addresses: ``input_address`` and ``output_address`` as ``launch`` got them, and
             ``stats_update_address`` as it returned it.
         index: from 1 on. The front end that launched the engine is 0.
         count: how many front ends there are.
@@ -125,16 +133,17 @@ def connect(
         TimeoutError: the engine does not answer.
     """
     client = importlib.import_module(_CLIENT_MODULE)
-    addresses = {name: address for name, address in place.items() if address is not None}
+    known = {name: address for name, address in addresses.items() if address is not None}
     # Patch patience-of-front-ends: vLLM has one time limit for engines that load and for those that
     # run (since 0.14; v1/engine/core_client.py reads the variable when it is imported). It may go
     # when `from_vllm_config` takes the limit.
     with _replaced(client, _READY_TIMEOUT, CONNECT_S):
-        return _client(vllm, values, index=index, count=count, addresses=addresses)
+        return _client(vllm, values, index=index, count=count, addresses=known)
 
 
 @contextmanager
 def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Give a name of a module another value while the block runs."""
     before = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -182,7 +191,18 @@ def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
 def _client(
     vllm: Vllm, values: Mapping[str, Any], *, index: int, count: int, addresses: Any
 ) -> EngineClient:
+    """Start AsyncLLM as one of several front ends.
+
+    Args:
+        vllm: the loaded vLLM.
+        values: engine arguments.
+        index: which of the front ends this is, from 0.
+        count: how many front ends there are.
+        addresses: the running engine's addresses. If None, vLLM launches an engine.
+    """
+
     def make(args: Any) -> Any:
+        """Make AsyncLLM from vLLM's ``AsyncEngineArgs``."""
         # Patch count-of-front-ends: with these private fields set, vLLM turns off its cache of
         # pictures (since 0.28; multimodal/cache/factories.py), as `vllm serve` does. Only one front
         # end and the engine could agree on its contents. It may go when `client_count` does that.

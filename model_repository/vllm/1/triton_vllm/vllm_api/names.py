@@ -105,6 +105,7 @@ def load() -> Vllm:
     }
 
     def present(*names: str) -> tuple[Any, ...]:
+        """Return those of the optional names that this vLLM has."""
         return tuple(optional[name] for name in names if optional[name])
 
     refusals = present("VLLMClientError", "VLLMValidationError")
@@ -131,6 +132,13 @@ def load() -> Vllm:
 
 
 def _find(name: str, places: tuple[str, ...], *, required: bool = True) -> Any:
+    """Return what a name stands for in the first of the modules that has it.
+
+    If none has it, return None.
+
+    Raises:
+        ImportError: none has it, and it is required.
+    """
     for place in places:
         try:
             return getattr(importlib.import_module(place), name)

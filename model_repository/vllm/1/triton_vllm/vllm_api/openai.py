@@ -88,11 +88,11 @@ class Application:
         await init(**_taken(init, given))
 
     def add_adapter(self, name: str) -> None:
-        """Take an adapter's name for the name of a model."""
+        """Let requests name an adapter as their model."""
         # Patch names-of-adapters: vLLM's server lists only adapters that it loads itself (since
         # 0.11; entrypoints/openai/models/serving.py). It may go when a name can be added without
-        # that. The engine gets the adapter itself in its place. So the number and the path mean
-        # nothing.
+        # that. Our engine replaces this object with the adapter that it has loaded. So the number
+        # and the path mean nothing.
         named = self.vllm.LoRARequest(name, 1, name)
         self.app.state.openai_serving_models.lora_requests.setdefault(name, named)
 
@@ -121,7 +121,7 @@ def server_args(
     Args:
         vllm: the loaded vLLM.
         engine_args: the engine's arguments. They replace those of the same name.
-        own: the arguments that the engine does not have.
+        own: the server's own arguments, which the engine does not have.
         parsers: the parsers of both APIs.
         chat_template: the chat template of both APIs. None means the model's own.
 
@@ -183,6 +183,7 @@ def as_vllms(vllm: Vllm, error: AdapterError) -> Exception:
         kind = next(iter(vllm.refusals), ValueError)
         return kind(str(error))
     status = status_of(error)
+    # vLLM's exception of a full queue takes any status.
     if vllm.busy_errors:
         return vllm.busy_errors[0](str(error), status)
     http_exception = importlib.import_module("fastapi").HTTPException
@@ -219,6 +220,11 @@ def _taken(call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _find(name: str) -> Any:
+    """Return what a name of ``SERVER_PLACES`` stands for in this vLLM.
+
+    Raises:
+        OpenAiError: none of its modules has it.
+    """
     for place in SERVER_PLACES[name]:
         try:
             return getattr(importlib.import_module(place), name)

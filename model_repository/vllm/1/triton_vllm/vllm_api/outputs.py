@@ -42,6 +42,8 @@ class FairOutputs:
     probabilities are held back then. Each request gets one of them in turn, and all other outputs
     go first.
 
+    A message has the outputs of one step of the engine, for all requests.
+
     Args:
         llm: the engine's client, before it has taken any output.
     """
@@ -53,8 +55,8 @@ class FairOutputs:
         self._held: dict[str, _Held] = {}
         self._held_count = 0
         self._packer = _make_packer()
-        # Steps whose outputs were taken since held ones were given.
-        self._steps = 0
+        # Messages taken since held outputs were given.
+        self._taken_in_a_row = 0
 
     async def take(self) -> Any:
         """Wait for outputs, and return them in a message of vLLM's type.
@@ -66,24 +68,25 @@ class FairOutputs:
         # cancellation, must run although it has fallen behind.
         await asyncio.sleep(0)
         arrived = self._llm.engine_core.outputs_queue.qsize()
-        if not arrived or self._steps >= STEPS_IN_A_ROW:
-            self._steps = 0
+        if not arrived or self._taken_in_a_row >= STEPS_IN_A_ROW:
+            self._taken_in_a_row = 0
             held = self._next_held()
             if held is not None:
                 return held
         message = await self._receive()
-        if self._held or arrived > 1:
+        has_fallen_behind = bool(self._held) or arrived > 1
+        if has_fallen_behind:
             self._hold_back(message)
-            self._steps += 1
+            self._taken_in_a_row += 1
         return message
 
     def _hold_back(self, message: Any) -> None:
         """Move the outputs with log probabilities from a message to the held ones."""
         # `_next_held` fills copies of this message with the outputs that are held here.
-        step = copy.copy(message)
-        step.outputs = []
+        emptied = copy.copy(message)
+        emptied.outputs = []
         # The handler gets the step's figures once, with the outputs that stay in the message.
-        step.scheduler_stats = None
+        emptied.scheduler_stats = None
         stay = []
         for output in message.outputs:
             request = output.request_id
@@ -93,36 +96,42 @@ class FairOutputs:
                 stay.append(output)
                 continue
             held = self._held.setdefault(request, _Held(self._packer))
-            held.append(step, output, pack=self._held_count >= PACKED_FROM_OUTPUTS)
+            held.append(emptied, output, pack=self._held_count >= PACKED_FROM_OUTPUTS)
             self._held_count += 1
         message.outputs = stay
 
     def _next_held(self) -> Any:
-        """Return the next held outputs of one step, or None."""
-        step = None
+        """Remove the next held outputs, and return them in a message; None if there are none.
+
+        They are all of one step, one for each request, and at most ``SLICE_OUTPUTS``.
+        """
+        emptied = None
         outputs: list[Any] = []
         while self._held and len(outputs) < SLICE_OUTPUTS:
+            # The request whose turn it is.
             request = next(iter(self._held))
             held = self._held[request]
             # vLLM, too, ignores the outputs of a request that has been aborted.
             if request not in self._llm.output_processor.request_states:
                 del self._held[request]
-                self._held_count -= len(held.steps)
+                self._held_count -= len(held.messages)
                 continue
             # vLLM takes all outputs of a message for outputs of the same time.
-            if step is not None and held.steps[0] is not step:
+            is_of_another_step = emptied is not None and held.messages[0] is not emptied
+            if is_of_another_step:
                 break
-            step, output = held.popleft()
+            emptied, output = held.popleft()
             outputs.append(output)
             self._held_count -= 1
+            # The request goes to the end of the line, if it has more.
             del self._held[request]
-            if held.steps:
+            if held.messages:
                 self._held[request] = held
-        if step is None:
+        if emptied is None:
             return None
-        part = copy.copy(step)
-        part.outputs = outputs
-        return part
+        filled = copy.copy(emptied)
+        filled.outputs = outputs
+        return filled
 
 
 def _make_packer() -> Packer | None:
@@ -141,10 +150,11 @@ class Packer:
 
     def __init__(self) -> None:
         codec: Any = importlib.import_module("vllm.v1.serial_utils")
-        kind: Any = importlib.import_module("vllm.v1.engine").EngineCoreOutput
-        # Otherwise an array of 256 bytes or more would be a part of its own.
+        output_type: Any = importlib.import_module("vllm.v1.engine").EngineCoreOutput
+        # An output is packed into one part. By default, an array of 256 bytes or more would be a
+        # part of its own.
         self._encoder = codec.MsgpackEncoder(size_threshold=1 << 32)
-        self._decoder = codec.MsgpackDecoder(kind)
+        self._decoder = codec.MsgpackDecoder(output_type)
 
     def pack(self, output: Any) -> bytes:
         """Return the output in one part."""
@@ -167,36 +177,44 @@ class _Held:
         packer: packs outputs, if this vLLM's outputs can be packed.
 
     Attributes:
-        steps: the message of each output's step, without outputs.
+        messages: for each output, the message it came in, without any outputs.
     """
 
     def __init__(self, packer: Packer | None) -> None:
-        self.steps: deque[Any] = deque()
+        self.messages: deque[Any] = deque()
         self._packer: Any = packer
         # Each output, or None for a packed one.
         self._outputs: deque[Any] = deque()
         # The packed outputs, each after its size in bytes.
         self._packed = bytearray()
 
-    def append(self, step: Any, output: Any, *, pack: bool) -> None:
-        """Add an output, packed if ``pack`` is set and packing makes it smaller."""
+    def append(self, message: Any, output: Any, *, pack: bool) -> None:
+        """Add an output, packed if ``pack`` is set and packing makes it smaller.
+
+        Args:
+            message: the message it came in, without any outputs.
+            output: the output.
+            pack: whether to pack it.
+        """
         # A prompt's log probabilities are a few large arrays, which stay as large.
         if pack and self._packer and output.new_prompt_logprobs_tensors is None:
             packed = self._packer.pack(output)
             self._packed += len(packed).to_bytes(_SIZE_BYTES, "little")
             self._packed += packed
-            output = None
-        self.steps.append(step)
+            output = None  # it is in `_packed`
+        self.messages.append(message)
         self._outputs.append(output)
 
     def popleft(self) -> tuple[Any, Any]:
-        """Remove the first output, and return it with its step."""
-        step, output = self.steps.popleft(), self._outputs.popleft()
+        """Remove the first output, and return its message and the output."""
+        message = self.messages.popleft()
+        output = self._outputs.popleft()
+        # None: it is the first of the packed ones.
         if output is None:
             end = _SIZE_BYTES + int.from_bytes(self._packed[:_SIZE_BYTES], "little")
             output = self._packer.unpack(self._packed[_SIZE_BYTES:end])
             del self._packed[:end]
-        return step, output
+        return message, output
 
 
 def _has_log_probabilities(output: Any) -> bool:

@@ -125,7 +125,7 @@ class Parsers:
         self.names = names
         self._config = llm.model_config
         self._tokenizer = llm.get_tokenizer()
-        self._request = importlib.import_module(_REQUEST_MODULE).ChatCompletionRequest
+        self._request_class = importlib.import_module(_REQUEST_MODULE).ChatCompletionRequest
         get_parser = importlib.import_module("vllm.parser").ParserManager.get_parser
         options = {
             "tool_parser_name": names.tool or None,
@@ -139,10 +139,10 @@ class Parsers:
         known = inspect.signature(get_parser).parameters
         options = {name: value for name, value in options.items() if name in known}
         try:
-            self._parser = get_parser(**options)
+            self._parser_class = get_parser(**options)
             # A parser looks for its tokens when it is made. A tokenizer that lacks them fails the
             # load here, instead of each chat.
-            self._parser(self._tokenizer, None, model_config=self._config)
+            self._parser_class(self._tokenizer, None, model_config=self._config)
         except Exception as error:
             raise ParserError(f"the parsers do not fit the model: {str(error).strip()}") from error
 
@@ -167,29 +167,33 @@ class Parsers:
         }
         if fields.get("continue_final_message"):
             fields["add_generation_prompt"] = False
-        # 2) Choose where the constraint holds. vLLM would compile it right here, at any cost, to
-        # see whether it can be joined with the tools. So the constraint holds alone, as it does
-        # when vLLM cannot join them. If a tool is forced, we ignore the constraint, as vLLM ignores
-        # a `response_format`. Some of its parsers would refuse the constraint, or take it for the
-        # answer's.
+        # 2) Decide what becomes of the request's own constraint if it has tools, too.
         tools = chat["tools"]
         choice = chat["tool_choice"]
-        alone = structured if tools and choice in (None, "auto") else None
-        forced = bool(tools) and choice not in (None, "auto", "none")
+        may_call = bool(tools) and choice in (None, "auto")
+        must_call = bool(tools) and choice not in (None, "auto", "none")
+        # If the model may call a tool, vLLM's request does not get the constraint. vLLM would
+        # compile it right here, at any cost, to see whether it can be joined with the tools. So the
+        # constraint holds alone, as it does when vLLM cannot join them.
+        alone = structured if may_call else None
+        # If the model must call a tool, nothing gets the constraint. vLLM ignores a
+        # `response_format` then, too. Some of its parsers would refuse the constraint, or take it
+        # for the answer's.
+        in_request = None if may_call or must_call else structured
         # 3) Make vLLM's request. A field that is not set gets vLLM's default.
         optional = {
             "tools": tools,
             "tool_choice": choice,
             "parallel_tool_calls": chat["parallel_tool_calls"],
             "chat_template_kwargs": kwargs or None,
-            "structured_outputs": None if alone or forced else structured,
+            "structured_outputs": in_request,
         }
         fields |= {name: value for name, value in optional.items() if value is not None}
-        request = self._request(messages=chat["messages"], stream=stream, **fields)
+        request = self._request_class(messages=chat["messages"], stream=stream, **fields)
         template_kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
 
         def make() -> Any:
-            return self._parser(
+            return self._parser_class(
                 self._tokenizer,
                 request.tools,
                 chat_template_kwargs=template_kwargs,
@@ -198,8 +202,9 @@ class Parsers:
 
         # 4) Let the parser change the request, as vLLM's server does.
         parser = make()
-        always = getattr(self._parser, "always_adjust_request", False)
-        if always or self._parser.reasoning_parser_cls is not None or request.tool_choice != "none":
+        always = getattr(self._parser_class, "always_adjust_request", False)
+        reasons = self._parser_class.reasoning_parser_cls is not None
+        if always or reasons or request.tool_choice != "none":
             request = parser.adjust_request(request)
         return Conversation(
             request, make, template_kwargs, auto_tools=bool(self.names.tool), alone=alone
@@ -231,6 +236,7 @@ class Conversation:
         self.make = make
         self.auto_tools = auto_tools
         self._template_kwargs = template_kwargs
+        # `follow` sets these two.
         self.held_characters = 0
         self.skips_special_tokens = True
 
@@ -259,10 +265,13 @@ class Conversation:
         self.skips_special_tokens = getattr(params, "skip_special_tokens", True)
 
     def engine_options(self, prompt: Any) -> dict[str, Any]:
-        """Return the keywords of ``add_request`` that say where a constraint begins to hold."""
+        """Return the keywords of ``add_request`` that say where a constraint begins to hold.
+
+        There are none if the model has no parser of reasoning.
+        """
         parser = self.make()
-        # Mistral's grammar of tool calls describes the reasoning, too, so it holds at once. Any
-        # other constraint begins after the reasoning.
+        # A constraint holds as soon as the reasoning has ended. A parser sets this field if its
+        # grammar describes the reasoning, too (Mistral's does). Such a grammar holds at once.
         if getattr(self.request, "_grammar_from_parser", False):
             return {"reasoning_ended": True}
         if parser.reasoning_parser is None:
@@ -290,7 +299,7 @@ class Reader:
         self._request = conversation.request
         self._auto_tools = conversation.auto_tools
         self._parser = conversation.make()
-        self._one = conversation.request.parallel_tool_calls is False
+        self._first_call_only = conversation.request.parallel_tool_calls is False
 
     def read(self, output: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
         """Return the content of one output of vLLM.
@@ -310,9 +319,12 @@ class Reader:
             enable_auto_tools=self._auto_tools,
             model_output_token_ids=output.token_ids,
         )
+        # As vLLM's server does: what looks like a call counts only if the request allows calls. A
+        # call changes the finish reason, unless the request names the function to call.
         choice = self._request.tool_choice
-        automatic = choice == "auto" and self._request.tools and self._auto_tools
-        if not automatic and choice != "required" and not _is_named(choice):
+        may_call = choice == "auto" and self._request.tools and self._auto_tools
+        must_call = choice == "required" or _is_named(choice)
+        if not may_call and not must_call:
             calls = None
         reason = output.finish_reason
         if (choice == "auto" and calls) or (choice == "required" and reason == "stop"):
@@ -321,7 +333,7 @@ class Reader:
         return Piece(
             content=content or "",
             reasoning=reasoning or "",
-            tool_calls=tool_calls[:1] if self._one else tool_calls,
+            tool_calls=tool_calls[:1] if self._first_call_only else tool_calls,
             finish_reason=reason,
         )
 
@@ -331,9 +343,10 @@ class _StreamReader(Reader):
 
     def __init__(self, conversation: Conversation) -> None:
         super().__init__(conversation)
-        self._begun = False
-        self._called = False
-        # Without stop strings, each token comes with its text.
+        self._begun = False  # whether the parser has got anything
+        self._called = False  # whether the model has called a tool
+        # With stop strings, vLLM holds back text, but not its tokens. Without them, each token
+        # comes with its text.
         if conversation.held_characters:
             decode = partial(
                 self._parser.model_tokenizer.decode,
@@ -342,6 +355,7 @@ class _StreamReader(Reader):
             self.aligner = Aligner(conversation.held_characters, decode)
 
     def read(self, output: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
+        """Return what this output adds to the completion. Otherwise, see ``Reader.read``."""
         reason = output.finish_reason
         # The completion ended before its first token, so there is nothing to parse.
         if not output.text and not output.token_ids and not self._begun:
@@ -355,11 +369,12 @@ class _StreamReader(Reader):
             finished=reason is not None,
         )
         piece = Piece()
+        # None: the parser needs more of the text.
         if delta is not None:
             self._called |= bool(delta.tool_calls)
             calls = delta.tool_calls or ()
             # With `parallel_tool_calls` false, we return the first call only.
-            if self._one:
+            if self._first_call_only:
                 calls = [call for call in calls if call.index == 0]
             tool_calls = [call.model_dump(exclude_unset=True, exclude_none=True) for call in calls]
             piece = Piece(delta.content or "", delta.reasoning or "", tool_calls)
@@ -374,6 +389,7 @@ def _is_named(choice: Any) -> bool:
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
+    """Return a parser's tool call as the OpenAI protocol has it."""
     # The ids have the form of those that vLLM's server makes.
     identity = getattr(call, "id", None) or f"chatcmpl-tool-{uuid.uuid4().hex}"
     return {

@@ -32,10 +32,12 @@ def pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> Any | None:
     """Return the tokenizer if any thread may use it while vLLM does, else None."""
     # vLLM pools most tokenizers: each thread gets a copy. A tokenizer without a pool keeps the
     # options of its last call, such as truncation. It fails ("Already borrowed") if another thread
-    # calls it with other options at the same time. A tokenizer written in Python is slow.
-    pooled = vllm.ThreadSafeHFTokenizerMixin
+    # calls it with other options at the same time. A tokenizer written in Python has no pool
+    # either, and is slow.
+    pooled_class = vllm.ThreadSafeHFTokenizerMixin
     tokenizer = getattr(renderer, "tokenizer", None)
-    return tokenizer if pooled is not None and isinstance(tokenizer, pooled) else None
+    is_pooled = pooled_class is not None and isinstance(tokenizer, pooled_class)
+    return tokenizer if is_pooled else None
 
 
 async def tokenizer_of(llm: EngineClient) -> Any:
@@ -69,6 +71,7 @@ async def render_chat(
     Raises:
         Exception: the template's own exception about the messages.
     """
+    # The template begins the answer, unless the answer continues the last message.
     options = {
         "add_generation_prompt": not template_kwargs.get("continue_final_message"),
         **template_kwargs,
@@ -79,6 +82,7 @@ async def render_chat(
         # vLLM 0.32 limits the template's time here.
         _, (prompt,) = await found.render_chat_async([messages], params)
         return prompt
+    # Before vLLM 0.20, only the tokenizer has the template.
     tokenizer = await tokenizer_of(llm)
     if template is not None:
         options["chat_template"] = template

@@ -23,7 +23,7 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 def is_refusal(vllm: Vllm, error: Exception) -> bool:
     """Return whether vLLM says by this exception that the request is wrong."""
-    # vLLM has classes for that.
+    # vLLM has classes for that. In most places it uses them.
     if isinstance(error, vllm.refusals):
         return True
     # Patch plain-refusals: in some places, and everywhere before 0.20, vLLM raises a plain
@@ -54,7 +54,7 @@ def too_large(error: Exception) -> str | None:
 
 
 def failure(item: Output) -> AdapterError | None:
-    """Return the error that an output means, or None."""
+    """Return the error that an output of a failed request means; None if it has not failed."""
     # vLLM ends a request that failed in EngineCore with an ordinary output. Its own server raises
     # an error then.
     outputs: Any = item.outputs
@@ -65,4 +65,5 @@ def failure(item: Output) -> AdapterError | None:
     error = getattr(item, "error", None)
     if getattr(error, "retryable", False):
         return UnavailableError(REQUEST_MAY_SUCCEED)
-    return InternalError(REQUEST_FAILED) if error is not None or not outputs.data.numel() else None
+    failed = error is not None or not outputs.data.numel()
+    return InternalError(REQUEST_FAILED) if failed else None

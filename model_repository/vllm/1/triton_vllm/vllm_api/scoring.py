@@ -30,7 +30,7 @@ def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
 def pair_renderer(llm: EngineClient, template: str | None = None) -> RenderPair | None:
     """Return a function that makes a prompt and its parameters from two texts.
 
-    It is None if this vLLM has no class for that.
+    Return None if this vLLM has no class for that, or another one than we know.
 
     Args:
         llm: the engine.
@@ -46,7 +46,8 @@ def pair_renderer(llm: EngineClient, template: str | None = None) -> RenderPair 
             renderer=getattr(llm, "renderer", None),
             chat_template_config=_template_config(template),
         )
-        ask = processor.render_async
+        render_pairs = processor.render_async
+        # The arguments that are the same for all pairs.
         fixed = {
             "chat_template": template,
             "max_tokens_per_query": 0,
@@ -62,7 +63,8 @@ def pair_renderer(llm: EngineClient, template: str | None = None) -> RenderPair 
         return None
 
     async def render(first: Any, second: Any, params: Any) -> tuple[Any, Any]:
-        rendered = await ask({**fixed, "data_1": first, "data_2": second, "params": params})
+        pair = {"data_1": first, "data_2": second, "params": params}
+        rendered = await render_pairs({**fixed, **pair})
         return rendered["prompts"], rendered["params"]
 
     return render
