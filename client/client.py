@@ -69,9 +69,14 @@ def _say(*lines: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Do what the command line asks for, and return the exit code.
+
+    Raises:
+        ClientError: the run is not possible, or the server has not come back.
+    """
     # 1) The prompts
     _check_files(options)
-    prompts, count = _load(options)
+    prompts, count = _load_prompts(options)
     # 2) The requests
     result = _send(options, prompts, count)
     # 3) The results, also after a failed request: the other answers are complete
@@ -110,9 +115,11 @@ def _check_files(options: argparse.Namespace) -> None:
     for flag, path in files.items():
         if path is None:
             continue
-        # Several may be /dev/null. A folder that may not be read is no error yet.
-        is_there = os.path.exists(path)  # noqa: PTH110 - Path's raises an error then
-        if is_there and not path.is_file():
+        # Path.exists() would raise an error if a folder may not be read. That is no error yet.
+        is_there = os.path.exists(path)  # noqa: PTH110
+        # Several flags may name /dev/null.
+        is_device = is_there and not path.is_file()
+        if is_device:
             continue
         place = Path(os.path.realpath(path))
         if place in seen:
@@ -122,7 +129,7 @@ def _check_files(options: argparse.Namespace) -> None:
         seen[place] = flag
 
 
-def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
+def _load_prompts(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
     """Return the prompts, and the number of requests if it is known."""
     if options.random_input_len:
         _say(f"Loading inputs from random words (seed {options.seed})...")
@@ -143,11 +150,23 @@ def _load(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
 
 
 def _send(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
-    with _modules():
+    """Send the requests, and return what happened.
+
+    Args:
+        options: the command line.
+        prompts: the prompts.
+        count: number of requests; None if only the duration limits it.
+
+    Raises:
+        InputError: a module is missing.
+        ClientError: there is no such server or no such model, or a file cannot be written.
+    """
+    with _report_missing_modules():
         from loadtest.answers import check_writable
         from loadtest.backends import client_for
         from loadtest.run import run
 
+        # This imports what each kind of server needs.
         for backend in (options.backend, options.versus_backend):
             client_for(backend)
     # Checked before anything is sent: answers that cannot be stored are not worth the wait.
@@ -160,8 +179,11 @@ def _send(options: argparse.Namespace, prompts: PromptSource, count: int | None)
 
 
 @contextlib.contextmanager
-def _modules() -> Iterator[None]:
-    """Report a module that is missing. The imports are late, so that --help works without it."""
+def _report_missing_modules() -> Iterator[None]:
+    """Raise ``InputError`` if the block cannot import a module.
+
+    The imports are late, so that ``--help`` works without the module.
+    """
     try:
         yield
     except ImportError as error:
@@ -172,6 +194,11 @@ def _modules() -> Iterator[None]:
 
 
 def _store_figures(options: argparse.Namespace, result: Result) -> dict[str, Any]:
+    """Write the report and the plot if the command line names their files; return the figures.
+
+    Raises:
+        ClientError: a file cannot be written.
+    """
     from loadtest.report import figures_of, write_plot, write_report
 
     figures = figures_of(options, result)
@@ -188,9 +215,11 @@ def _show(
     result: Result,
     figures: dict[str, Any],
 ) -> None:
+    """Print the answers, the figures and the reasons of failures."""
     from loadtest.report import summary
 
     # 1) Answers
+    # All of them, or the beginnings of the first ones. An answer may repeat its prompt.
     if options.verbose and result.texts:
         for prompt, text in zip(prompts, result.texts.texts(), strict=False):
             _say(f"{_quoted(prompt.text)} -> {_quoted(text.removeprefix(prompt.text))}")

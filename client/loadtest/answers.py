@@ -47,19 +47,21 @@ class TextStore:
     Answers come in any order. Only 16 bytes for each stay in memory.
 
     Args:
-        folder: place of the temporary file. If it cannot be there, or for None, it is in the
-            system's folder.
+        folder: where the temporary file is once it is large. If no file can be created there, or
+            for None, it is in the system's folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder if folder and _takes_files(folder) else Path(tempfile.gettempdir())
+        self._folder = Path(tempfile.gettempdir())
+        if folder is not None and _can_create_files(folder):
+            self._folder = folder
         self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed with the store
             max_size=_IN_MEMORY, dir=str(self._folder)
         )
-        # By request: where its text starts, and its length in bytes.
+        # By request: where its text starts in the file, and its length. Both are in bytes.
         self._starts = array("q")
         self._lengths = array("q")
-        self._end = 0
+        self._end = 0  # of the file
 
     def add(self, record: Record) -> None:
         """Keep the text of a request that has ended, however it ended: all its completions.
@@ -70,10 +72,10 @@ class TextStore:
         index = record.request.index
         missing = index + 1 - len(self._starts)
         if missing > 0:
-            # Without a text, for the time being.
+            # The requests up to this one have no text yet.
             self._starts.extend([0] * missing)
             self._lengths.extend([0] * missing)
-        # An answer may have half of a surrogate pair.
+        # An answer may have half of a surrogate pair, which UTF-8 cannot have.
         text = "\n".join(record.completions).encode("utf-8", errors="replace")
         with writing(self._folder, "--results-file"):
             self._file.write(text)
@@ -109,6 +111,10 @@ class TextStore:
 class JsonLines:
     """A results file that gets each record as soon as its request has ended, as a line of JSON.
 
+    Args:
+        path: the file.
+        started: start of the run; the file's times count from it (s of ``time.perf_counter``).
+
     Raises:
         ClientError: the file cannot be written.
     """
@@ -117,8 +123,9 @@ class JsonLines:
         self._path = path
         self._started = started
         with writing(path, "--results-file"):
-            # Each line at once: a run that is killed leaves what it has. A prompt may have half of
-            # a surrogate pair. JSON writes it as the same escape.
+            # With buffering=1, each line is written at once: a run that is killed leaves what it
+            # has. A prompt may have half of a surrogate pair, which UTF-8 cannot have. The escape
+            # that replaces it is also JSON's.
             self._file: IO[str] = path.open(
                 "w", buffering=1, encoding="utf-8", errors="backslashreplace", newline="\n"
             )
@@ -141,6 +148,7 @@ def as_json(record: Record, started: float) -> dict[str, Any]:
     return {
         "index": request.index,
         "prompt": json.loads(request.prompt) if request.is_chat else request.prompt,
+        # Without an outcome, the request was still running when the run ended.
         "outcome": (record.outcome or Outcome.CANCELLED).value,
         "completions": record.completions,
         "finish_reasons": list(record.finish_reasons),
@@ -153,7 +161,7 @@ def as_json(record: Record, started: float) -> dict[str, Any]:
     }
 
 
-def _takes_files(folder: Path) -> bool:
+def _can_create_files(folder: Path) -> bool:
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError:
@@ -163,7 +171,7 @@ def _takes_files(folder: Path) -> bool:
 
 @contextmanager
 def writing(path: Path, flag: str) -> Iterator[None]:
-    """Turn an error of a write into one that names the file and its flag."""
+    """Turn an ``OSError`` of the block into a ``ClientError`` that names the file and its flag."""
     try:
         yield
     except OSError as error:

@@ -64,15 +64,19 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
 
 
 def _averages_outside(count: int) -> int:
-    """Return how many of the sorted averages lie outside of the interval, on each side."""
-    # ways[sum]: subsets of the ranks 1 to ``count`` with this sum. For equal servers, the ranks of
-    # the positive ratios are any subset.
+    """Return how many of the sorted averages lie outside of the 95 % interval, on each side.
+
+    It is the largest rank sum that the signed-rank test of ``count`` pairs rejects.
+    """
+    # ways[sum]: how many subsets of the ranks 1 to ``count`` have this sum. For equal servers, the
+    # ranks of the positive ratios are any subset, each as likely as the others.
     ways = [1]
     for rank in range(1, count + 1):
         longer = [*ways, *[0] * rank]
         for total, number in enumerate(ways):
             longer[total + rank] += number
         ways = longer
+    # Sums up to the end of the interval may have at most this many subsets: 2.5 % of all.
     allowed = _OUTSIDE / 2 * 2**count
     seen = 0
     for total, number in enumerate(ways):

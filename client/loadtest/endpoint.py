@@ -101,7 +101,7 @@ class Readiness:
     def __init__(self, require: Callable[[], Awaitable[None]], reconnect: float) -> None:
         self._require = require
         self._reconnect = reconnect
-        self._returning = asyncio.Lock()
+        self._returning = asyncio.Lock()  # held by the request that waits for the server
         self.stopping = False
 
     async def wait(self, seconds: float, *, again: bool = False) -> None:
@@ -109,11 +109,12 @@ class Readiness:
 
         Args:
             seconds: the longest wait.
-            again: the server had the model, so that it may list it later.
+            again: the server has had the model before. So if it does not list the model now, it may
+                do so later.
 
         Raises:
-            NoSuchModelError: the server is ready, and has no such model. If it had the model, it is
-                waited for.
+            NoSuchModelError: the server is ready, and has no such model. With ``again``, this is
+                raised only after ``seconds``, too.
             ClientError: it is not ready after ``seconds``.
         """
         until = time.monotonic() + seconds
@@ -133,11 +134,12 @@ class Readiness:
 
         Raises:
             ServerGoneError: it has not come back.
+            asyncio.CancelledError: the run ends.
         """
         if not self._reconnect:
             return
-        # The first request that was lost asks, and the others wait for it. If the server does not
-        # come back, the error cancels them: one wait is enough for all.
+        # The first request that was lost asks, and the others wait for the lock. If the server does
+        # not come back, the first one sets `stopping`, and the others do not wait again.
         async with self._returning:
             if self.stopping:
                 raise asyncio.CancelledError

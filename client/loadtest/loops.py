@@ -47,8 +47,9 @@ async def closed_loop(
         until: no request starts later (seconds of ``time.perf_counter``).
     """
 
-    # The iterator is shared, so that a fast client sends more of the requests.
     async def work(client: Client) -> None:
+        """Send one request after the other, as long as there are any."""
+        # The workers share the iterator, so that a fast client sends more of the requests.
         for turns in _before(until, conversations):
             history = ""
             for turn in _before(until, turns):
@@ -94,6 +95,7 @@ async def open_loop(
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def answer(client: Client, request: Request, due: float) -> None:
+        """Send one request, wait for its answer, and free the client."""
         try:
             await _ask(client, request, done, due=due)
         # An exception ends the run at once, as in a closed loop.
@@ -104,9 +106,10 @@ async def open_loop(
         places.release()
 
     async def send_all() -> None:
+        """Start each request when it is due and a client is free; wait for the last answers."""
         for at, request in requests:
             due = started + at
-            # A client that is late gives the others a turn, too.
+            # Also if the request is late: sleep(0) lets the other tasks run.
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             await places.acquire()
             if time.perf_counter() >= until:
@@ -117,13 +120,14 @@ async def open_loop(
         await asyncio.gather(*tasks)
 
     sender = asyncio.create_task(send_all())
-    left = give_up - time.perf_counter()
+    left = give_up - time.perf_counter()  # seconds; infinite without a limit
     try:
         await asyncio.wait(
             {sender, failed},
             timeout=None if left == float("inf") else max(0.0, left),
             return_when=asyncio.FIRST_COMPLETED,
         )
+        # Raise the exception, if there is one. Neither is done if `give_up` has come.
         if failed.done():
             failed.result()
         elif sender.done():
@@ -134,6 +138,14 @@ async def open_loop(
 
 
 async def _ask(client: Client, request: Request, done: Done, *, due: float | None = None) -> Record:
+    """Send a request, and pass its record to ``done`` and return it when it is complete.
+
+    Args:
+        client: sends it.
+        request: the request.
+        done: gets the record, whether the request was answered, failed or was cancelled.
+        due: when it should be sent (seconds of ``time.perf_counter``). None means now.
+    """
     now = time.perf_counter()
     record = Record(request, due=now if due is None else due, sent=now)
     try:
@@ -162,6 +174,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 def _before(until: float, items: Iterable[_T]) -> Iterator[_T]:
+    """Yield the items, and none after ``until`` (seconds of ``time.perf_counter``)."""
     for item in items:
         if time.perf_counter() >= until:
             return

@@ -85,8 +85,8 @@ class Measures:
     sent_late: Samples = field(default_factory=Samples)
     last_piece: float = float("-inf")
     pieces_in: Counter[int] = field(default_factory=Counter)
-    _good: int = 0
-    # By second since the start.
+    _good: int = 0  # complete answers that reach all goals
+    # By second since the start: how many of the complete answers were in flight then.
     _running_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, record: Record) -> None:
@@ -104,6 +104,7 @@ class Measures:
             self._add_answer(record)
 
     def _add_answer(self, record: Record) -> None:
+        """Add the times and tokens of a complete answer."""
         self.input_tokens += record.input_tokens or 0
         self.output_tokens += record.output_tokens or 0
         self.uncounted += record.output_tokens is None
@@ -119,13 +120,16 @@ class Measures:
         self.itl.extend(itls(record))
         if each is not None:
             self.tpot.extend([each])
-        # `vllm bench serve` counts an answer of one token as one without waiting.
-        waiting = each or (float("inf") if record.output_tokens is None else 0.0)
-        reached = {"ttft": first, "tpot": waiting, "e2el": whole}
-        if all(reached[name] * 1e3 <= limit for name, limit in self.goals.items()):
+        # An answer of one token has no TPOT. As in `vllm bench serve`, it reaches any goal for it.
+        # An answer of an unknown number of tokens reaches none.
+        is_uncounted = record.output_tokens is None
+        tpot_for_goal = each or (float("inf") if is_uncounted else 0.0)
+        times = {"ttft": first, "tpot": tpot_for_goal, "e2el": whole}
+        if all(times[name] * 1e3 <= limit for name, limit in self.goals.items()):
             self._good += 1
-        begin = int(record.sent - self.start)
-        for second in range(begin, int(record.times[-1] - self.start) + 1):
+        first_second = int(record.sent - self.start)
+        last_second = int(record.times[-1] - self.start)
+        for second in range(first_second, last_second + 1):
             self._running_in[second] += 1
         self.pieces_in.update(int(time - self.start) for time in record.times)
 
@@ -158,11 +162,12 @@ class Measures:
         """
         rate = 1 / duration if duration else 0.0
         tokens = self.input_tokens + self.output_tokens
-        # Some of the tokens, over the time of all of them, would seem too slow.
+        # If some answers' tokens are not counted, the others' over the whole time would be too few.
         is_complete = not self.uncounted
         kinds = {"ttft": self.ttft, "tpot": self.tpot, "itl": self.itl, "e2el": self.e2el}
         planned = {"ttft": self.planned_ttft, "e2el": self.planned_e2el}
-        # A failed request has no gaps between pieces: nobody can say how many are missing.
+        # The times of which each request has one. ITL is not one of them: nobody can say how many
+        # gaps between pieces a failed request would have had.
         by_request = {name: kinds[name] for name in REQUEST_TIMES}
         return {
             "duration": duration,
@@ -191,6 +196,7 @@ class Measures:
 
 
 def _times(kinds: Mapping[str, Samples], percents: Sequence[float]) -> dict[str, float]:
+    """Return mean, standard deviation and percentiles of each kind of time, in milliseconds."""
     found = {}
     for name, samples in kinds.items():
         found[f"mean_{name}_ms"] = samples.mean() * 1e3
@@ -201,6 +207,13 @@ def _times(kinds: Mapping[str, Samples], percents: Sequence[float]) -> dict[str,
 def _percentiles(
     kinds: Mapping[str, Samples], percents: Sequence[float], infinite: int
 ) -> dict[str, float]:
+    """Return median and percentiles of each kind of time, in milliseconds.
+
+    Args:
+        kinds: the times, by their name.
+        percents: the percentiles.
+        infinite: number of further values of each kind that are infinite.
+    """
     found = {}
     for name, samples in kinds.items():
         found[f"median_{name}_ms"] = samples.percentile(50, infinite=infinite) * 1e3

@@ -64,6 +64,11 @@ class OpenAIClient:
         self._ready.stopping = True
 
     def _headers(self) -> dict[str, str]:
+        """Return the headers of each request.
+
+        Raises:
+            InputError: the key in the environment cannot be sent.
+        """
         headers = {"content-type": "application/json"}
         if key := os.environ.get(_KEY_VARIABLE, "").strip():
             # The message must not show the key.
@@ -73,10 +78,15 @@ class OpenAIClient:
                     "set it to the server's key, or unset it"
                 )
             headers["authorization"] = f"Bearer {key}"
-        # Those of --header replace the key.
+        # If --header has a key, too, it replaces this one.
         return headers | dict(self._endpoint.headers)
 
     def _tls(self) -> ssl.SSLContext | bool:
+        """Return aiohttp's value for TLS. Without ``--ssl`` it is True, the default.
+
+        Raises:
+            ClientError: a certificate or the key cannot be read.
+        """
         files = self._endpoint.tls
         if not files.get("ssl"):
             return True
@@ -113,10 +123,10 @@ class OpenAIClient:
 
     async def connect(self, connections: int) -> None:
         """See ``endpoint.Backend``."""
-        # At the same time, so that each opens a connection of its own. If the server is gone, the
-        # next requests fail and are counted.
-        questions = (self._require_ready() for _ in range(connections))
-        for problem in await asyncio.gather(*questions, return_exceptions=True):
+        # They are sent at the same time, so that each opens a connection of its own.
+        checks = (self._require_ready() for _ in range(connections))
+        for problem in await asyncio.gather(*checks, return_exceptions=True):
+            # If the server is gone, the next requests fail and are counted.
             if problem and not isinstance(problem, ClientError):
                 raise problem
 
@@ -131,6 +141,12 @@ class OpenAIClient:
         return True
 
     async def _require_ready(self) -> None:
+        """Check that the server lists the model. If none is asked for, take the first one.
+
+        Raises:
+            NoSuchModelError: it lists other models only.
+            ClientError: it does not answer, or not as an OpenAI server does.
+        """
         where = f"{self._endpoint.url} (--url)"
         limit = aiohttp.ClientTimeout(total=PREFLIGHT_SECONDS)
         try:
@@ -208,7 +224,8 @@ class OpenAIClient:
             record.fail("wrong answer", f"the answer is not that of an OpenAI server: {error!r}")
 
     def _body(self, request: Request) -> bytes:
-        # First, so that the parameters of a prompt replace none of the fields below.
+        """Return the body of a request, as JSON."""
+        # The parameters come first, so that those of a prompt replace none of the fields below.
         body = dict(request.parameters)
         body |= {"model": self._model, "stream": request.stream}
         if request.is_chat:
@@ -219,16 +236,21 @@ class OpenAIClient:
             # As `vllm bench serve` does. With continuous_usage_stats, each piece would have a count
             # of tokens, and the server would do more than it does for others.
             body["stream_options"] = {"include_usage": True}
-        # vLLM's server has adapters as models.
+        # vLLM's server takes the name of an adapter for that of a model.
         if adapter := body.pop("lora_name", None):
             body["model"] = adapter
         return json.dumps(body).encode()
 
     async def _read_stream(self, response: aiohttp.ClientResponse, record: Record) -> None:
+        """Add the pieces of a streamed answer to the record, until it ends or has an outcome.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: no OpenAI server sends this.
+        """
         stream = _Stream(record)
         rest = b""
-        # To the end, also after [DONE]: aiohttp closes the connection of an answer that is not at
-        # its end, and the next request would have to connect again.
+        # Read on after [DONE]: aiohttp closes the connection of an answer that was not read to its
+        # end, and the next request would have to connect again.
         async for data in response.content.iter_any():
             # A piece of data may end within a line.
             *lines, rest = (rest + data).split(b"\n")
@@ -237,7 +259,7 @@ class OpenAIClient:
                 # The server stops working on an answer whose connection is closed.
                 if record.outcome is not None:
                     return
-        # The last line may lack its end. Of any other line, a part may be missing.
+        # `rest` follows the last line break. Unless it is [DONE], a part of it may be missing.
         if rest[5:].strip() == b"[DONE]":
             stream.add(rest)
         if not stream.done:
@@ -249,6 +271,11 @@ class OpenAIClient:
             record.finish_reasons = stream.finish_reasons
 
     def _add_answer(self, answer: Mapping[str, Any], record: Record) -> None:
+        """Add a whole answer to the record.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: no OpenAI server sends this.
+        """
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
         if not choices:
             record.fail("no response", _EMPTY)
@@ -314,10 +341,12 @@ def _add_piece(choice: Mapping[str, Any], record: Record, reasons: dict[int, str
     text = _text(choice)
     is_role = not text and not reason and "role" in (choice.get("delta") or ())
     if not is_role:
+        # The completions before this one get no text.
         record.add_piece([*[""] * index, text])
 
 
 def _text(choice: Mapping[str, Any]) -> str:
+    """Return the text of a choice of any kind: of a stream or whole, of a chat or a completion."""
     part = choice.get("delta") or choice.get("message") or {}
     text: str | None = part.get("content") if part else choice.get("text")
     return text or ""

@@ -16,13 +16,13 @@ def refuse_conflicts(parser: argparse.ArgumentParser, options: argparse.Namespac
     Raises:
         SystemExit: two do not fit together. The exit status is 2.
     """
-    given = options.input_prompts or options.prompts or options.iterations is not None
+    uses_prompts = options.input_prompts or options.prompts or options.iterations is not None
     # os.path returns False for a text that cannot be a name; Path.is_file() raises.
     files = [name for name in options.prompts if os.path.isfile(name)]  # noqa: PTH113
     made_up = options.random_input_len is not None
     goals = {name for name, _ in options.goodput}
     certificates = (options.root_certificates, options.private_key, options.certificate_chain)
-    # Whether it is the case, and what to do about it.
+    # Each is a condition, and the message if it is true.
     conflicts = (
         (
             options.iterations is not None and options.num_prompts is not None,
@@ -44,7 +44,10 @@ def refuse_conflicts(parser: argparse.ArgumentParser, options: argparse.Namespac
             any(not prompt.strip() for prompt in options.prompts),
             "a prompt on the command line is empty; write text, or leave it out",
         ),
-        (made_up and given, "--random-input-len makes up the prompts: give --num-prompts instead"),
+        (
+            made_up and uses_prompts,
+            "--random-input-len makes up the prompts: give --num-prompts instead",
+        ),
         (
             options.cancel_rate and not options.streaming_mode,
             "--cancel-rate needs --streaming-mode: it counts the pieces of an answer",
@@ -71,6 +74,6 @@ def refuse_conflicts(parser: argparse.ArgumentParser, options: argparse.Namespac
             "--versus-backend and --versus-model need --versus",
         ),
     )
-    for is_so, message in conflicts:
-        if is_so:
+    for is_conflict, message in conflicts:
+        if is_conflict:
             parser.error(message)

@@ -52,7 +52,7 @@ def picture(text: str) -> Path:
 
 
 def header(text: str) -> tuple[str, str]:
-    """Return key and value of a header."""
+    """Return key and value of ``KEY=VALUE``. The key is in lower case."""
     key, equals, value = text.partition("=")
     # gRPC's metadata has lower-case keys of these characters only, and ASCII values.
     valid = re.fullmatch(r"[0-9A-Za-z_.-]+", key) and re.fullmatch(r"[ -~]*", value)
@@ -67,7 +67,7 @@ def header(text: str) -> tuple[str, str]:
 
 
 def goal(text: str) -> tuple[str, float]:
-    """Return the name of a time and its limit in milliseconds."""
+    """Return the name and the limit (ms) of ``NAME:MS``. The name is one of ``REQUEST_TIMES``."""
     name, _, limit = text.partition(":")
     milliseconds = _number(limit)
     if name not in REQUEST_TIMES or milliseconds is None or not 0 <= milliseconds < math.inf:
@@ -78,7 +78,7 @@ def goal(text: str) -> tuple[str, float]:
 
 
 def percents(text: str) -> tuple[float, ...]:
-    """Return percentiles."""
+    """Return the percentiles of a list with commas: above 0, at most 100."""
     found = [_number(part) for part in text.split(",")]
     numbers = tuple(number for number in found if number is not None and 0 < number <= 100)
     if len(numbers) != len(found):
@@ -89,6 +89,7 @@ def percents(text: str) -> tuple[float, ...]:
 
 
 def _number(text: str) -> float | None:
+    """Return a number, which may be infinite; None if the text is no number."""
     try:
         number = float(text)
     except ValueError:
@@ -98,6 +99,8 @@ def _number(text: str) -> float | None:
 
 
 def _whole_number(least: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number of at least ``least``."""
+
     def convert(text: str) -> int:
         # isdecimal() is also true for digits of other scripts, which int() takes.
         if not text.isdecimal() or int(text) < least:

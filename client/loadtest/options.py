@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
         # argparse has no exception of its own for this, only the message.
         if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
             known = self._option_string_actions
-            # Less similar ones are not meant: --verbose for --bogus.
+            # With a lower cutoff, --bogus would get --verbose.
             similar = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.65)
             if unknown[1] == "--prompt":
                 message += " (a prompt needs no flag)"
@@ -118,13 +118,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _fill_in(options: argparse.Namespace) -> None:
-    """Set what depends on the kind of a server."""
+    """Set the addresses and models that are not given. They depend on the kind of a server."""
     backend = options.backend
     options.url = options.url or _URLS[backend]
-    second = options.versus_backend = options.versus_backend or backend
+    options.versus_backend = options.versus_backend or backend
     # A model's name on one kind of server means nothing to the other kind.
-    same = options.model if second == backend else None
-    options.versus_model = options.versus_model or same or _MODELS[second]
+    if options.versus_backend == backend:
+        options.versus_model = options.versus_model or options.model
+    options.versus_model = options.versus_model or _MODELS[options.versus_backend]
     options.model = options.model or _MODELS[backend]
 
 
@@ -136,10 +137,12 @@ def request_count(options: argparse.Namespace, prompts: int | None) -> int | Non
         prompts: number of prompts that are given; None if they are made up.
     """
     count: int | None = options.num_prompts
+    # Each prompt once, unless only the duration limits the run.
     if count is None and prompts is not None and (options.iterations or not options.duration):
         count = prompts * (options.iterations or 1)
     if count is None and not options.duration:
         count = _RANDOM_PROMPTS
+    # In an open loop, the duration says how many requests are due.
     if options.duration and options.request_rate != math.inf:
         due = max(1, round(options.duration * options.request_rate))
         count = due if count is None else min(due, count)
@@ -147,7 +150,10 @@ def request_count(options: argparse.Namespace, prompts: int | None) -> int | Non
 
 
 def _add_sample(parser: argparse.ArgumentParser) -> None:
-    # The names and the letters are those of the client in Triton's vLLM tutorial.
+    """Add the options about the prompts, the answers and the server.
+
+    Those that the client in Triton's vLLM tutorial has, too, have its names and letters.
+    """
     add = parser.add_argument_group("requests").add_argument
     add(
         "prompts",
@@ -232,6 +238,7 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how many requests are sent, and when."""
     add = parser.add_argument_group("load", "names as in `vllm bench serve`").add_argument
     add(
         "--max-concurrency",
@@ -288,6 +295,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_measures(parser: argparse.ArgumentParser) -> None:
+    """Add the options about the figures of a run and their files."""
     add = parser.add_argument_group("figures").add_argument
     add(
         "--goodput",
@@ -325,6 +333,7 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how the server is reached."""
     add = parser.add_argument_group("connection").add_argument
     add(
         "--backend",

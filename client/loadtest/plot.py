@@ -21,6 +21,7 @@ _LEFT = 70
 _TOP = 40
 _RIGHT = 20
 _BOTTOM = 50
+_NAME_WIDTH = 60
 _TICKS = 5
 # Colours that people with any kind of colour vision can tell apart (Okabe and Ito).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
@@ -85,13 +86,17 @@ class Panel:
     lines: Mapping[str, Points]
 
     def draw(self) -> str:
-        """Return the diagram as elements of SVG."""
+        """Return the diagram as elements of SVG.
+
+        SVG counts from the upper left corner down.
+        """
         points = [point for line in self.lines.values() for point in line]
         most_x = _round_up(max((x for x, _ in points), default=1.0))
         most_y = _round_up(max((y for _, y in points), default=1.0))
         wide = _WIDTH - _LEFT - _RIGHT
         high = _HEIGHT - _TOP - _BOTTOM
         bottom = _TOP + high
+        # 1) The grid with its numbers, and the units
         parts = [f'<text x="{_LEFT}" y="{_TOP - 10}">{escape(self.title)}</text>']
         for tick in range(_TICKS + 1):
             share = tick / _TICKS
@@ -102,14 +107,15 @@ class Panel:
             parts.append(_label(x, bottom + 16, f"{share * most_x:g}"))
         parts.append(_label(_LEFT + wide / 2, bottom + 34, self.x))
         parts.append(_label(_LEFT - 6, _TOP - 10, self.y, anchor="end"))
+        # 2) The lines, and their names side by side in the upper right corner
         for number, (name, line) in enumerate(self.lines.items()):
             colour = _COLOURS[number % len(_COLOURS)]
             path = " ".join(
                 f"{_LEFT + x / most_x * wide:.1f},{bottom - y / most_y * high:.1f}" for x, y in line
             )
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
-            place = _LEFT + wide - 60 * (len(self.lines) - number - 1)
-            parts.append(_label(place, _TOP - 10, name, anchor="end", colour=colour))
+            name_end = _LEFT + wide - _NAME_WIDTH * (len(self.lines) - number - 1)
+            parts.append(_label(name_end, _TOP - 10, name, anchor="end", colour=colour))
         return "\n".join(parts)
 
 

@@ -34,7 +34,7 @@ class ProgressLine:
     _done: int = 0
     _tokens: int = 0
     _started: float = field(default_factory=time.monotonic)
-    _drawn: float = 0.0
+    _drawn: float = 0.0  # when the line was last drawn; 0: never
 
     def advance(self, record: Record) -> None:
         """Note that a request has ended."""
@@ -51,6 +51,7 @@ class ProgressLine:
             self.stream.flush()
 
     def _line(self, elapsed: float) -> str:
+        """Return the line as it is after ``elapsed`` seconds."""
         share = self._done / self.total if self.total else elapsed / (self.seconds or elapsed)
         filled = min(_WIDTH, int(share * _WIDTH))
         bar = "#" * filled + "-" * (_WIDTH - filled)

@@ -105,16 +105,27 @@ def load_prompts(path: Path) -> tuple[Prompt, ...]:
         raise InputError(f"{path} holds no prompt; write one prompt a line")
     if path.suffix != ".jsonl":
         return tuple(Prompt(line) for _, line in numbered)
-    return tuple(_parse(line, path, number) for number, line in numbered)
+    return tuple(_parse_line(line, path, number) for number, line in numbered)
 
 
-def _parse(line: str, path: Path, number: int) -> Prompt:
+def _parse_line(line: str, path: Path, number: int) -> Prompt:
+    """Return the prompt of a line of JSONL.
+
+    Args:
+        line: the line.
+        path: the file with the line.
+        number: number of the line, from 1.
+
+    Raises:
+        InputError: the line is wrong, or one of its pictures cannot be read.
+    """
     where = f"{path}, line {number}"
     try:
         value = json.loads(line)
-    # Of thousands of brackets within each other, too.
+    # Thousands of brackets within each other raise a RecursionError.
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}; write one JSON object a line") from error
+    # Both or neither are wrong.
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
         raise InputError(f'{where}: write a JSON object with either "prompt" or "messages"')
     if unknown := sorted(value.keys() - set(_FIELDS)):
@@ -133,12 +144,21 @@ def _parse(line: str, path: Path, number: int) -> Prompt:
     return Prompt(
         text=json.dumps(value["messages"]) if is_chat else value["prompt"],
         is_chat=is_chat,
-        images=tuple(_picture(path.parent / name, where) for name in images),
+        images=tuple(_read_picture(path.parent / name, where) for name in images),
         parameters=parameters,
     )
 
 
-def _picture(path: Path, where: str) -> str:
+def _read_picture(path: Path, where: str) -> str:
+    """Return a picture as base64 text.
+
+    Args:
+        path: the picture.
+        where: file and line that name it, for the message.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     try:
         return base64.b64encode(path.read_bytes()).decode("ascii")
     except OSError as error:
@@ -183,7 +203,7 @@ def make_requests(
         yield Request(
             index=number,
             prompt=prompt.text,
-            # Mostly the same object, which needs to be turned into JSON only once.
+            # Without own parameters, the requests share one object.
             parameters=(
                 {**settings.parameters, **prompt.parameters}
                 if prompt.parameters

@@ -125,7 +125,7 @@ def summary(options: argparse.Namespace, figures: Mapping[str, Any]) -> list[str
         return lines
     lines.append(_speed(figures))
     names = _times_to_show(options, figures)
-    lines += [_times(name, figures, options.metric_percentiles) for name in names]
+    lines += [_percentile_line(name, figures, options.metric_percentiles) for name in names]
     if not figures["streaming"]:
         lines.append("TTFT, TPOT: need --streaming-mode; a whole answer comes in one piece")
     if options.is_load_test:
@@ -164,6 +164,7 @@ def _outcomes(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _speed(figures: Mapping[str, Any]) -> str:
+    """Return the line with the throughput: in tokens, too, if those of all answers are known."""
     requests = f"{figures['request_throughput']:.4g} requests/s"
     if not figures["tokens_counted"]:
         return f"Throughput: {requests}; this server does not count tokens"
@@ -173,7 +174,8 @@ def _speed(figures: Mapping[str, Any]) -> str:
     return f"Throughput: {tokens} ({figures['total_output_tokens']:,} tokens), {requests}"
 
 
-def _times(name: str, figures: Mapping[str, Any], percents: tuple[float, ...]) -> str:
+def _percentile_line(name: str, figures: Mapping[str, Any], percents: tuple[float, ...]) -> str:
+    """Return the line with the median and the percentiles of a time, such as ``ttft``."""
     percentiles = [f"p50 {_milliseconds(figures[f'median_{name}_ms'])}"]
     percentiles += [f"p{p:g} {_milliseconds(figures[f'p{p:g}_{name}_ms'])}" for p in percents]
     return f"{name.upper()}: {', '.join(percentiles)}"
@@ -185,12 +187,13 @@ def _milliseconds(value: float | None) -> str:
 
 
 def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[str]:
+    """Return the lines that only a load test has."""
     planned = figures["from_planned_time"]
     names = ("ttft", "e2el") if figures["streaming"] else ("e2el",)
-    lines = [f"{_times(name, planned, percents)} from the planned time" for name in names]
+    lines = [f"{_percentile_line(name, planned, percents)} from the planned time" for name in names]
     if figures["failed"]:
         worst = figures["with_failures"]
-        lines.append(f"{_times('e2el', worst, percents)} with failures as infinite")
+        lines.append(f"{_percentile_line('e2el', worst, percents)} with failures as infinite")
     client = figures["client"]
     lines.append(
         f"Client: {client['cpu']:.0%} of a core, woke up {client['p99_lag_ms']:.1f} ms late (p99)"
@@ -201,6 +204,7 @@ def _details(figures: Mapping[str, Any], percents: tuple[float, ...]) -> list[st
 
 
 def _cautions(figures: Mapping[str, Any]) -> list[str]:
+    """Return a line for each reason why figures are less exact than they look."""
     lines = []
     if figures["tokens_counted"] and figures["uncounted"]:
         lines.append(_uncounted("The server", figures))
@@ -208,7 +212,7 @@ def _cautions(figures: Mapping[str, Any]) -> list[str]:
         rounded = ", ".join(name.upper() for name in figures["histogram"])
         lines.append(f"{rounded}: percentiles from a histogram, with an error of at most 1 %")
     reasons = figures["client"]["bottleneck"]
-    # With goals, their line says it.
+    # With goals, the line of the goodput says it.
     if reasons and not figures["goodput"]:
         lines.append(f"The client was the bottleneck: {' and '.join(reasons)}")
     return lines
@@ -220,6 +224,10 @@ def _uncounted(server: str, figures: Mapping[str, Any]) -> str:
 
 
 def _versus(figures: Mapping[str, Any]) -> list[str]:
+    """Return the lines that compare the second server with the first one.
+
+    There are no differences in them if the client was the bottleneck.
+    """
     versus = figures["versus"]
     answers = ", ".join(_outcomes(versus))
     blocks = f"{versus['blocks']} blocks each"
@@ -229,21 +237,31 @@ def _versus(figures: Mapping[str, Any]) -> list[str]:
     if reasons := figures["client"]["bottleneck"]:
         return [*lines, f"No verdict: the client was the bottleneck: {' and '.join(reasons)}"]
     for name, title in _COMPARED.items():
-        found = versus[name]
-        if found is None:
-            # A time that the answers do not have is not in the report at all.
-            if figures[name] is not None:
-                lines.append(f"{title}: no difference, too few pairs of blocks have this figure")
-        else:
-            verdict = "" if found["low"] <= 0 <= found["high"] else ", a clear difference"
-            interval = f"95 % interval {found['low']:+.1%} to {found['high']:+.1%}"
-            used = found["pairs"]
-            part = f", {used} of {versus['blocks']} pairs" if used < versus["blocks"] else ""
-            lines.append(f"{title}: {found['difference']:+.1%} ({interval}{part}{verdict})")
+        if versus[name] is not None:
+            lines.append(f"{title}: {_difference(versus[name], versus['blocks'])}")
+        # If the first server lacks the figure, too, the answers cannot have it.
+        elif figures[name] is not None:
+            lines.append(f"{title}: no difference, too few pairs of blocks have this figure")
     return lines
 
 
+def _difference(found: Mapping[str, Any], blocks: int) -> str:
+    """Return the difference of a figure with its interval, as text.
+
+    Args:
+        found: the difference, as in the report.
+        blocks: number of pairs of blocks. Not all of them may have the figure.
+    """
+    interval = f"95 % interval {found['low']:+.1%} to {found['high']:+.1%}"
+    used = found["pairs"]
+    pairs = f", {used} of {blocks} pairs" if used < blocks else ""
+    is_clear = not found["low"] <= 0 <= found["high"]
+    verdict = ", a clear difference" if is_clear else ""
+    return f"{found['difference']:+.1%} ({interval}{pairs}{verdict})"
+
+
 def _goodput(figures: Mapping[str, Any]) -> str:
+    """Return the line with the goodput, or with the reason why it is not known."""
     goals = " ".join(f"{name}:{limit:g}" for name, limit in figures["goodput"].items())
     if reasons := figures["client"]["bottleneck"]:
         return (

@@ -79,17 +79,18 @@ class Result:
             self.texts.add(record)
         if record.outcome is Outcome.ANSWERED and record.request.index < _FIRST_ANSWERS:
             self.first[record.request.index] = record
-        self._note(record, record.reason)
+        self._count_reason(record, record.reason)
 
     def add_second(self, record: Record) -> None:
         """Note that a request to the second server has ended."""
         if self.comparison:
             self.comparison.second.add(record)
-            self._note(record, f"{self.comparison.url}: {record.reason}")
+            self._count_reason(record, f"{self.comparison.url}: {record.reason}")
 
-    def _note(self, record: Record, reason: str) -> None:
-        known = reason in self.reasons or len(self.reasons) < _MOST_REASONS
-        if record.outcome is Outcome.FAILED and known:
+    def _count_reason(self, record: Record, reason: str) -> None:
+        """Count the reason, if the request has failed and not too many reasons are known."""
+        has_room = reason in self.reasons or len(self.reasons) < _MOST_REASONS
+        if record.outcome is Outcome.FAILED and has_room:
             first, count = self.reasons.get(reason, (record, 0))
             self.reasons[reason] = (first, count + 1)
 
@@ -109,6 +110,11 @@ def run(options: argparse.Namespace, prompts: PromptSource, count: int | None) -
 
 
 async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | None) -> Result:
+    """Wait for the models, warm up, and measure; see ``run``.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before the measurement.
+    """
     settings = RequestSettings(
         stream=options.streaming_mode,
         parameters=_sampling(options),
@@ -125,6 +131,7 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
             clients.append(await stack.enter_async_context(client_for(backend)(endpoint)))
 
         async def prepare() -> None:
+            """Check the models, send the warm-up requests, and open the connections."""
             for client in clients:
                 await client.require_model(prompts.inputs)
                 if "tpot" in options.goodput and not client.counts_tokens:
@@ -134,8 +141,8 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
                     )
                 if options.num_warmups:
                     await _warm_up(client, prompts, settings, options)
-            # Two servers are connected before each block. An open loop without a limit may need
-            # more connections. It opens those when it does.
+            # With two servers, `send_in_turns` opens the connections before each block. An open
+            # loop without a limit may need more of them. It opens those when it needs them.
             if not options.versus:
                 places = places_for(options.max_concurrency or MAX_CONCURRENCY, count)
                 await clients[0].connect(places)
@@ -147,6 +154,7 @@ async def _run(options: argparse.Namespace, prompts: PromptSource, count: int | 
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling parameters of all requests."""
     sampling: dict[str, Any] = dict(_SAMPLING)
     if options.random_input_len:
         # Answers of exactly this length, as `vllm bench serve` asks for.
@@ -158,6 +166,7 @@ def _sampling(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _endpoint(options: argparse.Namespace, url: str, model: str) -> Endpoint:
+    """Return the model at a server, with the connection that the command line asks for."""
     tls = {"ssl": options.ssl}
     tls |= {
         name: str(path)
@@ -188,11 +197,17 @@ async def _warm_up(
     settings: RequestSettings,
     options: argparse.Namespace,
 ) -> None:
+    """Send the warm-up requests to a server, and wait for the answers.
+
+    Raises:
+        ClientError: one of them failed.
+    """
     # The first prompt only, as in `vllm bench serve`. Otherwise vLLM's prefix cache would hold the
     # prompts that are measured.
     first = RepeatedPrompts((next(iter(prompts)),))
-    calm = replace(settings, cancel_rate=0.0)
-    requests = make_requests(first, calm, count=options.num_warmups)
+    # None of them is given up early, whatever --cancel-rate is.
+    uncancelled = replace(settings, cancel_rate=0.0)
+    requests = make_requests(first, uncancelled, count=options.num_warmups)
 
     def done(record: Record) -> None:
         if record.outcome is Outcome.FAILED:
@@ -209,8 +224,20 @@ async def _measure(
     options: argparse.Namespace,
     count: int | None,
 ) -> Result:
+    """Send the load, and return what happened, also after Ctrl-C or if the server has gone.
+
+    Args:
+        clients: the client of each server.
+        requests: the requests.
+        options: the command line.
+        count: number of requests; None if only the time limits it.
+
+    Raises:
+        ClientError: a results file cannot be written.
+    """
     progress = ProgressLine(total=count, seconds=options.duration, stream=sys.stderr)
-    # What exists now stays. The collector then needs less time, which would count as the server's.
+    # Python's garbage collector then leaves alone what exists now. So it needs less time, which
+    # would count as the server's.
     gc.collect()
     gc.freeze()
     started = time.perf_counter()
@@ -220,6 +247,7 @@ async def _measure(
         measures=Measures(options.goodput, started),
     )
     with contextlib.closing(progress), contextlib.ExitStack() as files:
+        # Each of them gets each record.
         sinks = [result.add, progress.advance]
         if options.results_format == "jsonl":
             lines = JsonLines(options.results_file, started)
@@ -229,15 +257,17 @@ async def _measure(
             result.texts = TextStore(_folder(options.results_file))
 
         def done(record: Record) -> None:
+            """Hand over the record of a request that has ended. An error ends the run."""
             try:
                 for sink in sinks:
                     sink(record)
             except Exception:
-                # The run ends, and the loop cancels the other requests.
+                # The loop cancels the other requests.
                 _stop(clients)
                 raise
 
         async def send() -> None:
+            """Send the load to the server, or to two in turns, and wait for all answers."""
             if count is None or not options.versus:
                 async with overhead.watch(result.overhead):
                     await send_load(clients[0], requests, options, done, count=count)
@@ -262,6 +292,7 @@ async def _measure(
         except ServerGoneError as error:
             result.gone = str(error)
     result.duration = time.perf_counter() - started
+    # The figures are the first server's. The time of the other one's blocks is no part of them.
     if result.comparison:
         result.duration = result.comparison.first_seconds
     return result

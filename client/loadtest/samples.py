@@ -76,22 +76,30 @@ class Samples:
         total = self.count + infinite
         if not total:
             return 0.0
-        place = (total - 1) * percent / 100
-        below = math.floor(place)
-        above = math.ceil(place)
+        # The position in the sorted values; it may lie between two of them.
+        position = (total - 1) * percent / 100
+        below = math.floor(position)
+        above = math.ceil(position)
+        # The infinite values come last.
         if above >= self.count:
             return math.inf
         if not self.exact:
+            # Values that came after the last move.
             self._move_to_histogram()
-            lower = self._of_rank(below)
-            upper = self._of_rank(above)
+            lower = self._value_of_rank(below)
+            upper = self._value_of_rank(above)
         else:
             ordered = np.partition(self._values, (below, above))
             lower = float(ordered[below])
             upper = float(ordered[above])
-        return lower + (upper - lower) * (place - below)
+        return lower + (upper - lower) * (position - below)
 
     def _move_to_histogram(self) -> None:
+        """Count all kept values in the histogram's buckets, and drop them.
+
+        Bucket n begins at ``_SHORTEST * _RATIO ** n``. Bucket -1 is for all times up
+        to ``_SHORTEST``.
+        """
         values = np.array(self._values)
         self._values = array("d")
         numbers = np.full(len(values), -1)
@@ -101,8 +109,8 @@ class Samples:
         for number, count in zip(found.tolist(), counts.tolist(), strict=True):
             self._buckets[number] = self._buckets.get(number, 0) + count
 
-    def _of_rank(self, rank: int) -> float:
-        """Return about the value that ``rank`` others precede."""
+    def _value_of_rank(self, rank: int) -> float:
+        """Return from the histogram about the value that ``rank`` smaller ones precede."""
         seen = 0
         last = -1
         for number in sorted(self._buckets):

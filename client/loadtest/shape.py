@@ -41,7 +41,7 @@ async def send_load(
         count: number of requests; None if only the duration limits it.
         block: number of the part of a run; each part has arrivals of its own.
     """
-    # `request_count` gives every open loop a number.
+    # A closed loop. An open one always has a number of requests, from `options.request_count`.
     if options.request_rate == math.inf or count is None:
         places = places_for(options.max_concurrency or MAX_CONCURRENCY, count)
         singles = ((request,) for request in requests)
@@ -49,7 +49,7 @@ async def send_load(
         until = started + options.duration if options.duration else math.inf
         await loops.closed_loop([client] * places, singles, done, until=until)
     else:
-        # Before the start: for many requests this takes a while.
+        # The due times come before the start: for many requests, they take a while.
         timed = zip(due_times(options, count, block), requests, strict=False)
         started = time.perf_counter()
         until = started + options.duration if options.duration else math.inf
@@ -76,7 +76,7 @@ def due_times(options: argparse.Namespace, count: int, block: int = 0) -> array[
 
 
 def places_for(limit: int | None, count: int | None) -> int:
-    """Return how many requests may be in flight.
+    """Return how many requests may be in flight: not more than there are.
 
     Args:
         limit: the most; None sets no limit.

@@ -45,9 +45,10 @@ class TritonClient:
         self._endpoint = endpoint
         self._headers = dict(endpoint.headers)
         self._client: Any = None
+        # The model's inputs, and those of its outputs that we ask for; `require_model` sets them.
         self._inputs: frozenset[str] = frozenset()
         self._outputs: list[InferRequestedOutput] = []
-        # The tensors that only depend on whether a request streams.
+        # The input tensors that only depend on whether a request streams, by that.
         self._flags: dict[bool, list[InferInput]] = {}
         self._ready = Readiness(self._require_ready, endpoint.reconnect)
 
@@ -129,6 +130,12 @@ class TritonClient:
         return "return_num_output_tokens" in self._inputs
 
     async def _require_ready(self) -> None:
+        """Check that the server answers and that the model is ready.
+
+        Raises:
+            NoSuchModelError: the server does not have the model.
+            ClientError: no server answers, or the model is not ready.
+        """
         where = f"{self._endpoint.url} (--url)"
         model = self._endpoint.model
         limits = {"headers": self._headers, "client_timeout": PREFLIGHT_SECONDS}
@@ -154,7 +161,7 @@ class TritonClient:
             )
 
     async def _require_listed(self) -> None:
-        """Check that the model is in the server's repository. The list also has those that load.
+        """Check that the model is in the server's repository, ready or not.
 
         Raises:
             NoSuchModelError: it is not.
@@ -162,7 +169,7 @@ class TritonClient:
         limits = {"headers": self._headers, "client_timeout": PREFLIGHT_SECONDS}
         try:
             index = await self._client.get_model_repository_index(**limits)
-        # A server may refuse this (--grpc-restricted-protocol).
+        # A server may refuse this (--grpc-restricted-protocol). Then the model may be there.
         except InferenceServerException:
             return
         names = sorted({model.name for model in index.models})
@@ -189,20 +196,28 @@ class TritonClient:
             raise
 
     async def _ask(self, request: Request, record: Record) -> None:
+        """Send the request, and note its answer or its failure in the record.
+
+        A complete answer is left without an outcome: the loop sets it.
+
+        Raises:
+            ServerGoneError: the server has not come back.
+            asyncio.CancelledError: the run ends.
+        """
         # 1) Send the request, and collect the pieces of its answer
         stream = self._client.stream_infer(
             _one(self._infer_request(request)),
             stream_timeout=self._endpoint.stream_timeout,
             headers=self._headers or None,
         )
-        responses = 0
+        text_count = 0
         try:
             async for result, error in stream:
-                # The model refused the request, or failed.
+                # The model has refused the request, or it has failed.
                 if error is not None:
                     record.fail("error from the model", _message(error))
                     return
-                responses += _add(result.get_response(), record)
+                text_count += _add(result.get_response(), record)
                 if request.cancel_after is not None and len(record.times) >= request.cancel_after:
                     record.outcome = Outcome.CANCELLED
                     stream.cancel()
@@ -212,16 +227,22 @@ class TritonClient:
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if self._ready.stopping:
                 raise asyncio.CancelledError from error
-            await self._note(error, record)
+            await self._note_failure(error, record)
             return
-        # 2) Tell an empty answer, which is one empty piece, from a missing one
-        if not responses:
+        # 2) Distinguish an empty answer, which counts as one piece, from a missing one
+        if not text_count:
             record.fail("no response", "the stream ended without a response")
         elif not record.times:
             record.times.append(time.perf_counter())
 
-    async def _note(self, error: BaseException, record: Record) -> None:
-        """Note why a call failed. If the connection was lost, wait for the server if told to."""
+    async def _note_failure(self, error: BaseException, record: Record) -> None:
+        """Note why a call failed.
+
+        If the connection was lost and ``--reconnect`` is given, wait for the server.
+
+        Raises:
+            ServerGoneError: the server has not come back.
+        """
         code = None
         details = str(error)
         if isinstance(error, grpc.aio.AioRpcError):
@@ -258,6 +279,7 @@ class TritonClient:
         }
 
     def _switches(self, *, stream: bool) -> list[InferInput]:
+        """Return the boolean inputs of a request, as far as the model has them."""
         if stream not in self._flags:
             values = {"stream": stream, **dict.fromkeys(_FLAGS, True)}
             # The official backend refuses false in a stream.
@@ -285,6 +307,7 @@ def _boolean(name: str, *, value: bool) -> InferInput:
 
 
 async def _one(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """Yield a single request: ``stream_infer`` takes an iterator."""
     yield request
 
 
@@ -300,7 +323,7 @@ def _add(response: Any, record: Record) -> int:
     if counted := found.get("num_input_tokens"):
         record.input_tokens = struct.unpack("<I", counted)[0]
     reasons = tuple(_split(found.get("finish_reason", b"")))
-    # In a stream, it is "None" before the end.
+    # In a stream, each reason is "None" before the end.
     if any(reason not in {"", "None"} for reason in reasons):
         record.finish_reasons = reasons
     tokens = None

@@ -56,7 +56,7 @@ class Comparison:
     overhead: Overhead = field(default_factory=Overhead)
 
     def figures(self) -> dict[str, Any]:
-        """Return what the report has."""
+        """Return what the report has. A figure is None if too few pairs of blocks have it."""
         found: dict[str, Any] = {
             "url": self.url,
             "backend": self.backend,
@@ -71,13 +71,15 @@ class Comparison:
             pairs = [(first[name], second[name]) for first, second in self.pairs]
             known = [pair for pair in pairs if None not in pair]
             differs = difference(known)
-            found[name] = differs and {
-                "difference": differs.estimate,
-                "low": differs.low,
-                "high": differs.high,
-                "pairs": differs.pairs,
-                "blocks": pairs,
-            }
+            found[name] = None
+            if differs is not None:
+                found[name] = {
+                    "difference": differs.estimate,
+                    "low": differs.low,
+                    "high": differs.high,
+                    "pairs": differs.pairs,
+                    "blocks": pairs,
+                }
         return found
 
 
@@ -89,7 +91,9 @@ def block_sizes(count: int, in_flight: int) -> list[int]:
         in_flight: the most requests in flight.
     """
     blocks = min(max(count // (_ROUNDS * in_flight), FEWEST_BLOCKS), MOST_BLOCKS, count)
-    return [count // blocks + (number < count % blocks) for number in range(blocks)]
+    size = count // blocks
+    left_over = count % blocks
+    return [size + 1 if number < left_over else size for number in range(blocks)]
 
 
 async def send_in_turns(
@@ -101,7 +105,9 @@ async def send_in_turns(
     count: int,
     comparison: Comparison,
 ) -> None:
-    """Send each block to both servers, in an order that is drawn by lot for each block.
+    """Cut the requests into blocks, and send each block to both servers, one after the other.
+
+    Which server comes first is drawn by lot for each block.
 
     Args:
         clients: the first server's and the second one's.
@@ -115,11 +121,12 @@ async def send_in_turns(
     orders = _orders(options.seed)
     for number, size in enumerate(block_sizes(count, in_flight)):
         block = list(itertools.islice(requests, size))
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, dict[str, Any]] = {}  # the block's figures, by server
         for which in next(orders):
             measures = Measures()
             total = done[which]
 
+            # The defaults hold the values of this turn of the loop.
             def note(
                 record: Record,
                 measures: Measures = measures,
@@ -144,7 +151,7 @@ async def send_in_turns(
 
 
 def _orders(seed: int) -> Iterator[tuple[int, int]]:
-    """Yield for each pair of blocks which server comes first.
+    """Yield for each block in which order the servers get it: (0, 1) or (1, 0).
 
     It is drawn by lot, as the interval needs it: the difference of two equal servers then has
     either sign by chance, whatever the machine does. If the order only alternated, the last block
