@@ -89,11 +89,12 @@ class Application:
 
     def add_adapter(self, name: str) -> None:
         """Let requests name an adapter as their model."""
+        # Our engine replaces this object with the adapter that it has loaded. So the number and the
+        # path mean nothing.
+        named = self.vllm.LoRARequest(name, 1, name)
         # Patch names-of-adapters: vLLM's server lists only adapters that it loads itself (since
         # 0.11; entrypoints/openai/models/serving.py). It may go when a name can be added without
-        # that. Our engine replaces this object with the adapter that it has loaded. So the number
-        # and the path mean nothing.
-        named = self.vllm.LoRARequest(name, 1, name)
+        # that.
         self.app.state.openai_serving_models.lora_requests.setdefault(name, named)
 
 
