@@ -90,8 +90,9 @@ async def open_loop(
     """
     # The client that was used last comes first, so that no more connections are used than needed.
     free: list[Client] = list(reversed(clients))
-    places = asyncio.Semaphore(len(clients))
+    places = asyncio.Semaphore(len(clients))  # one for each free client
     tasks: set[asyncio.Task[None]] = set()
+    # Gets the exception of a request that ends the run.
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def answer(client: Client, request: Request, due: float) -> None:

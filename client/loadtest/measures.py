@@ -112,18 +112,18 @@ class Measures:
         self.last_piece = max(self.last_piece, record.times[-1])
         first = ttft(record, record.sent)
         whole = e2el(record, record.sent)
-        each = tpot(record)
+        per_token = tpot(record)
         self.ttft.extend([first])
         self.e2el.extend([whole])
         self.planned_ttft.extend([ttft(record, record.due)])
         self.planned_e2el.extend([e2el(record, record.due)])
         self.itl.extend(itls(record))
-        if each is not None:
-            self.tpot.extend([each])
+        if per_token is not None:
+            self.tpot.extend([per_token])
         # An answer of one token has no TPOT. As in `vllm bench serve`, it reaches any goal for it.
         # An answer of an unknown number of tokens reaches none.
         is_uncounted = record.output_tokens is None
-        tpot_for_goal = each or (float("inf") if is_uncounted else 0.0)
+        tpot_for_goal = per_token or (float("inf") if is_uncounted else 0.0)
         times = {"ttft": first, "tpot": tpot_for_goal, "e2el": whole}
         if all(times[name] * 1e3 <= limit for name, limit in self.goals.items()):
             self._good += 1
@@ -152,9 +152,9 @@ class Measures:
         """Return the figures under the names of ``vllm bench serve``.
 
         Times in its names are in milliseconds. What it does not have is under names of its own:
-        ``cancelled``, ``failures``, ``uncounted``, ``from_planned_time``, ``with_failures``. A
-        percentile in ``with_failures`` counts a failed request as infinite, and is None if that
-        makes it so. Throughput in tokens is None if the tokens of any answer are unknown.
+        ``cancelled``, ``failures``, ``uncounted``, ``from_planned_time``, ``with_failures``.
+        ``with_failures`` takes the times of a failed request for infinite. A percentile that is
+        infinite then is None. Throughput in tokens is None if the tokens of any answer are unknown.
 
         Args:
             duration: seconds from the start of the sending to the end of the last request.
@@ -183,6 +183,7 @@ class Measures:
             "request_goodput": self._good * rate if self.goals else None,
             "output_throughput": self.output_tokens * rate if is_complete else None,
             "total_token_throughput": tokens * rate if is_complete else None,
+            # `vllm bench serve`, too, takes each piece for a token here.
             "max_output_tokens_per_s": float(max(self.pieces_in.values(), default=0)),
             "max_concurrent_requests": max(self._running_in.values(), default=0),
             **_times(kinds, percents),

@@ -84,7 +84,7 @@ class Samples:
         if above >= self.count:
             return math.inf
         if not self.exact:
-            # Values that came after the last move.
+            # This adds the values that have come since the last time.
             self._move_to_histogram()
             lower = self._value_of_rank(below)
             upper = self._value_of_rank(above)
@@ -97,8 +97,8 @@ class Samples:
     def _move_to_histogram(self) -> None:
         """Count all kept values in the histogram's buckets, and drop them.
 
-        Bucket n begins at ``_SHORTEST * _RATIO ** n``. Bucket -1 is for all times up
-        to ``_SHORTEST``.
+        Bucket n begins at ``_SHORTEST * _RATIO ** n``. Bucket -1 is for all times up to
+        ``_SHORTEST``.
         """
         values = np.array(self._values)
         self._values = array("d")
@@ -112,11 +112,10 @@ class Samples:
     def _value_of_rank(self, rank: int) -> float:
         """Return from the histogram about the value that ``rank`` smaller ones precede."""
         seen = 0
-        last = -1
-        for number in sorted(self._buckets):
-            last = number
-            seen += self._buckets[number]
+        bucket = -1
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
             if seen > rank:
                 break
         # The middle of the bucket.
-        return 0.0 if last < 0 else _SHORTEST * _RATIO ** (last + 0.5)
+        return 0.0 if bucket < 0 else _SHORTEST * _RATIO ** (bucket + 0.5)

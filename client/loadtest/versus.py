@@ -90,6 +90,7 @@ def block_sizes(count: int, in_flight: int) -> list[int]:
         count: number of requests for the server.
         in_flight: the most requests in flight.
     """
+    # With few requests, a block has at least one.
     blocks = min(max(count // (_ROUNDS * in_flight), FEWEST_BLOCKS), MOST_BLOCKS, count)
     size = count // blocks
     left_over = count % blocks

@@ -39,7 +39,8 @@ class Aligner:
     token's, they miss the end of the reasoning and pass its marks on as content.
 
     Args:
-        held_characters: how many characters vLLM holds back until the completion ends.
+        held_characters: how many characters vLLM holds back until the completion ends. If there are
+            fewer, it holds back all of them.
         decode: returns the text of token ids.
     """
 
@@ -65,18 +66,20 @@ class Aligner:
         ended = output.finish_reason is not None
         self._text += output.text
         self._received += len(output.text)
-        # vLLM holds back exactly `_held` characters, so the received ones give the length of all
-        # text so far.
+        # 1) Queue the tokens. Once text has come, vLLM holds back exactly `_held` characters. So
+        # the received ones give the length of all text so far.
         length = self._received if ended else self._received + self._held
         if self._first is None:
-            self._queue(output.token_ids, length, self._length)
+            self._queue(output.token_ids, length, base=self._length)
         else:
             self._first += output.token_ids
             if self._received or ended:
-                # At the end, the text of the last tokens may be missing: a stop string is cut off.
-                self._queue(self._first, length, 0 if ended else None)
+                # At the end, the length does not give the base: vLLM may have cut off the text of
+                # the last tokens, as that of a stop string.
+                self._queue(self._first, length, base=0 if ended else None)
                 self._first = None
         self._length = length
+        # 2) Return those whose text has come.
         fragments = []
         while self._waiting and (ended or self._waiting[0].end <= self._received):
             fragments.append(self._next())
@@ -90,15 +93,15 @@ class Aligner:
         """Let tokens wait for their text: find out where in the completion's text each ends.
 
         Args:
-            ids: tokens that came together. Those before any text do, and with ``stream_interval``
-                others.
+            ids: all tokens that came before any text, or those of one output. With
+                ``stream_interval``, that may be several.
             length: the text's length at the end of the last token.
             base: the text's length before the first token. If None, it is ``length`` without the
                 text of these tokens. It may be above 0 even before the first token of all: a
                 decoder drops a blank with which a text begins.
         """
         known = [*self._recent, *ids]
-        # 1) Decode the tokens, to see how long their text is up to the end of each.
+        # 1) Decode the tokens: find out how long their text is at the end of each.
         ends: list[int] = []
         end = 0
         # The end of a single token is `length`. It need not be decoded.
@@ -108,14 +111,13 @@ class Aligner:
                 end += self._text_length([*before, known[at]]) - self._text_length(before)
                 ends.append(end)
         self._recent = known[-_CONTEXT_TOKENS:]
-        # 2) Count these lengths from the beginning of the completion. That of the last token is
-        # given.
+        # 2) Add the text before them. The end of the last token is given.
         if base is None:
             base = length - end
-        lengths = [min(base + own, length) for own in ends[:-1]]
-        # Without tokens, this length is not used.
-        lengths.append(length)
-        self._waiting += map(_Token, lengths, ids)
+        ends = [min(base + own_end, length) for own_end in ends[:-1]]
+        # Without tokens, this end is not used.
+        ends.append(length)
+        self._waiting += map(_Token, ends, ids)
 
     def _text_length(self, ids: list[int]) -> int:
         return len(self._decode(ids).rstrip(_INCOMPLETE_TEXT)) if ids else 0

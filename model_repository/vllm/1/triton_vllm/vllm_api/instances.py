@@ -53,15 +53,15 @@ def lacking(vllm: Vllm) -> str:
 def launch(
     vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, str]]
 ) -> tuple[EngineClient, str | None]:
-    """Start AsyncLLM with an engine that also answers ``others``; this process ends the engine.
+    """Start AsyncLLM, and an engine that answers this front end and others.
 
-    Otherwise this is like ``start``.
+    The engine ends with this process. Otherwise this is like ``start``.
 
     Args:
         vllm: the loaded vLLM.
         values: engine arguments.
-        others: two addresses for each other front end, for its requests and for its outputs. It
-            need not listen there yet.
+        others: for each other front end, the address for its requests and the one for its outputs.
+            It need not listen there yet.
 
     Returns:
         The first client, and the address where data-parallel ranks publish their load (None with

@@ -178,7 +178,7 @@ def build_application(
 
 
 def as_vllms(vllm: Vllm, error: AdapterError) -> Exception:
-    """Return the exception with which vLLM's server answers this error's status."""
+    """Return an exception of vLLM for which its server answers with the status of ``error``."""
     if isinstance(error, InvalidRequestError | UnsupportedError):
         # vLLM has had a class for that since 0.14.
         kind = next(iter(vllm.refusals), ValueError)

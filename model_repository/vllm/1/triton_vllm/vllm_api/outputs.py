@@ -37,12 +37,10 @@ def deliver_fairly(llm: EngineClient) -> None:
 class FairOutputs:
     """Takes the outputs of EngineCore, and gives them to vLLM's output handler.
 
-    EngineCore does not wait for the handler. With log probabilities it can be seconds ahead. In
-    vLLM's order, the first token of a new request would wait for all of that. So outputs with log
-    probabilities are held back then. Each request gets one of them in turn, and all other outputs
-    go first.
-
-    A message has the outputs of one step of the engine, for all requests.
+    EngineCore sends a message for each of its steps, with the outputs for all requests. It does not
+    wait for the handler. With log probabilities it can be seconds ahead. In vLLM's order, the first
+    token of a new request would wait for all of that. So outputs with log probabilities are held
+    back then. Each request gets one of them in turn, and all other outputs go first.
 
     Args:
         llm: the engine's client, before it has taken any output.
@@ -68,6 +66,7 @@ class FairOutputs:
         # cancellation, must run although it has fallen behind.
         await asyncio.sleep(0)
         arrived = self._llm.engine_core.outputs_queue.qsize()
+        # Held outputs go last, but not so late that they never go.
         if not arrived or self._taken_in_a_row >= STEPS_IN_A_ROW:
             self._taken_in_a_row = 0
             held = self._next_held()
