@@ -130,7 +130,11 @@ def _check_files(options: argparse.Namespace) -> None:
 
 
 def _load_prompts(options: argparse.Namespace) -> tuple[PromptSource, int | None]:
-    """Return the prompts, and the number of requests if it is known."""
+    """Say where the prompts come from; return them, and the number of requests if it is known.
+
+    Raises:
+        InputError: the file with the prompts cannot be read, or is wrong.
+    """
     if options.random_input_len:
         _say(f"Loading inputs from random words (seed {options.seed})...")
         made_up = RandomPrompts(
@@ -219,7 +223,7 @@ def _show(
     from loadtest.report import summary
 
     # 1) Answers
-    # All of them, or the beginnings of the first ones. An answer may repeat its prompt.
+    # All of them, or the beginnings of the first ones. Without the prompt, if an answer repeats it.
     if options.verbose and result.texts:
         for prompt, text in zip(prompts, result.texts.texts(), strict=False):
             _say(f"{_quoted(prompt.text)} -> {_quoted(text.removeprefix(prompt.text))}")

@@ -21,14 +21,14 @@ def arrival_times(*, count: int, rate: float, seed: int, burstiness: float = 1.0
         burstiness: the shape of the gamma distribution.
     """
     window = count / rate
-    # One gap more than requests, because the window does not end with an arrival. The sum is scaled
-    # to the window: otherwise each seed would have another mean rate. For a given number of
-    # arrivals of a Poisson process this is their exact distribution.
+    # There is one gap more than requests, because the window does not end with an arrival.
     if np.isinf(burstiness):
         gaps = np.ones(count + 1)
     else:
         gaps = np.random.default_rng(seed).gamma(burstiness, size=count + 1)
     times = np.cumsum(gaps)
+    # Scale the sum of the gaps to the window: otherwise each seed would have another mean rate. For
+    # a given number of arrivals of a Poisson process this is their exact distribution.
     times *= window / times[-1]
     # Eight bytes for each, where a list would need 32.
     return array("d", times[:-1].tobytes())

@@ -38,10 +38,11 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     """Return the relative difference of a figure with its interval.
 
     Each pair is of neighbouring blocks, so that what slows the machine down for a while concerns
-    both. Which one comes first is drawn by lot. So for equal servers the logarithm of the ratio has
-    either sign equally often. The estimate is that of Hodges and Lehmann, and the interval is that
-    of Wilcoxon's signed-rank test. It needs no other distribution: some blocks of a machine with
-    other work are slower by far, and would make the interval of a mean wide.
+    both. Which server's block comes first is drawn by lot. So for equal servers the logarithm of
+    the ratio has either sign equally often. The estimate is that of Hodges and Lehmann, and the
+    interval is that of Wilcoxon's signed-rank test. The test assumes nothing else about the
+    figures. On a machine with other work, some blocks are slower by far. They would make the
+    interval of a mean wide.
 
     Args:
         pairs: the figure in the first server's block and in the second one's.

@@ -73,7 +73,7 @@ class _UsualHelp(argparse.Action):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser."""
+    """Return the parser of the command line."""
     parser = _Parser(
         prog="client.py",
         usage="%(prog)s [OPTION ...] [PROMPT ...]",
@@ -90,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_measures(parser)
     _add_connection(parser)
     add = parser.add_argument_group("help").add_argument
-    unset = argparse.SUPPRESS
+    unset = argparse.SUPPRESS  # the options get no attribute for it
     add("-h", "--help", action=_UsualHelp, nargs=0, default=unset, help="the usual options")
     add("--help-all", dest="help", action="help", help="all options")
     return parser
@@ -98,6 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options, by default of ``sys.argv``.
+
+    ``is_load_test`` is added: whether an option asks for more than the answers.
 
     Raises:
         SystemExit: an option is wrong, or two do not fit together. The exit status is 2.
@@ -140,6 +142,7 @@ def request_count(options: argparse.Namespace, prompts: int | None) -> int | Non
     # Each prompt once, unless only the duration limits the run.
     if count is None and prompts is not None and (options.iterations or not options.duration):
         count = prompts * (options.iterations or 1)
+    # Prompts that are made up have no number of their own.
     if count is None and not options.duration:
         count = _RANDOM_PROMPTS
     # In an open loop, the duration says how many requests are due.

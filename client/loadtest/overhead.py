@@ -68,7 +68,7 @@ class Overhead:
 
 @contextlib.asynccontextmanager
 async def watch(overhead: Overhead) -> AsyncIterator[None]:
-    """Measure the client while the block runs, and add it to the blocks before."""
+    """Measure the client while the block runs, and add the result to ``overhead``."""
     ticker = asyncio.create_task(_tick(overhead.lag))
     began = time.perf_counter()
     used = time.thread_time()

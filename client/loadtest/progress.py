@@ -52,6 +52,8 @@ class ProgressLine:
 
     def _line(self, elapsed: float) -> str:
         """Return the line as it is after ``elapsed`` seconds."""
+        # Without a number of requests, the time says how far the run is. Without both, the bar is
+        # full.
         share = self._done / self.total if self.total else elapsed / (self.seconds or elapsed)
         filled = min(_WIDTH, int(share * _WIDTH))
         bar = "#" * filled + "-" * (_WIDTH - filled)

@@ -82,7 +82,7 @@ def find_prompts(given: Path | None) -> Path:
 
 
 def load_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Return the prompts of a UTF-8 file: of JSONL if it is called so, else one for each line.
+    """Return the prompts of a UTF-8 file: JSONL if it ends in ``.jsonl``, else one prompt a line.
 
     Raises:
         InputError: the file cannot be read, is not UTF-8, has no prompt, or a line is wrong.

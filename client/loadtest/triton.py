@@ -273,16 +273,16 @@ class TritonClient:
         inputs.append(_strings("sampling_parameters", [sampling.encode()]))
         return {
             "model_name": self._endpoint.model,
-            "inputs": [*inputs, *self._switches(stream=request.stream)],
+            "inputs": [*inputs, *self._boolean_inputs(stream=request.stream)],
             "outputs": self._outputs,
             "request_id": str(self._endpoint.first_id + request.index),
         }
 
-    def _switches(self, *, stream: bool) -> list[InferInput]:
-        """Return the boolean inputs of a request, as far as the model has them."""
+    def _boolean_inputs(self, *, stream: bool) -> list[InferInput]:
+        """Return the boolean inputs of a request that the model has; they are made only once."""
         if stream not in self._flags:
             values = {"stream": stream, **dict.fromkeys(_FLAGS, True)}
-            # The official backend refuses false in a stream.
+            # It is left out if it is false: the official backend refuses that in a stream.
             if self._endpoint.exclude_input:
                 values["exclude_input_in_output"] = True
             self._flags[stream] = [
@@ -316,6 +316,7 @@ def _add(response: Any, record: Record) -> int:
 
     The last response may have no tensors. It only says that it is the last one.
     """
+    # Triton sends the tensors as bytes, in the order of their names.
     names = [output.name for output in response.outputs]
     found: dict[str, bytes] = dict(zip(names, response.raw_output_contents, strict=False))
     if "text_output" not in found:

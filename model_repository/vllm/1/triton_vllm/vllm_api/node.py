@@ -18,8 +18,8 @@ def run_node(vllm: Vllm, values: Mapping[str, Any]) -> None:
         vllm: the loaded vLLM.
         values: the engine arguments, with ``nnodes``, ``node_rank`` and ``master_addr``.
     """
-    # The same as vLLM's `serve --headless` (entrypoints/cli/serve.py, run_headless). That program
-    # takes its defaults for another usage context than Triton's machine does. Then
+    # This does the same as vLLM's `serve --headless` (entrypoints/cli/serve.py, run_headless), but
+    # for the usage context of `engine.start`, on which some defaults depend. Otherwise
     # max_num_batched_tokens would differ, and all ranks must have the same.
     usage = vllm.UsageContext.API_SERVER
     config = vllm.AsyncEngineArgs(**values).create_engine_config(usage_context=usage, headless=True)

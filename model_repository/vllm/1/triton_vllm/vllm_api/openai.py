@@ -193,11 +193,12 @@ def as_vllms(vllm: Vllm, error: AdapterError) -> Exception:
 
 
 def ends_generate(vllm: Vllm, error: AdapterError) -> Exception:
-    """Return what to put into a collector so that ``generate`` raises ``as_vllms(error)``."""
+    """Return what makes ``generate`` raise ``as_vllms(error)`` if it is put into the collector."""
     raised = as_vllms(vllm, error)
     if isinstance(raised, (*vllm.busy_errors, *vllm.refusals)):
         return raised
-    # Before 0.30, `generate` turns all other exceptions into a fault of the engine.
+    # Before 0.30, `generate` turns all other exceptions into a fault of the engine. Where vLLM has
+    # this class, `generate` raises what is in it.
     try:
         wrapped: Exception = _find("InputStreamError")(raised)
     except OpenAiError:
