@@ -52,7 +52,11 @@ def lines_of(command: Sequence[str | Path]) -> Iterator[str]:
 
 
 def record() -> list[tuple[float, str]]:
-    """Return the lines of a real run, each with the seconds since its start."""
+    """Build a model, serve it and ask it; return what to show of the terminal.
+
+    Returns:
+        lines, each with the seconds since the start. Those with a "$" are what the user types.
+    """
     shown: list[tuple[float, str]] = []
     began = time.monotonic()
 
@@ -64,7 +68,7 @@ def record() -> list[tuple[float, str]]:
         show("$ ./gen_vllm_env.sh")
         build: list[str | Path] = [ROOT / "gen_vllm_env.sh", "--profile", "cpu"]
         for line in lines_of([*build, "--model-repository", repository]):
-            # What comes below is typed next.
+            # The build ends with the commands to type next. They are typed below.
             if line == "Next:":
                 break
             # A stage says its name when it begins, and again with its figures. Notes are long, and
@@ -74,8 +78,10 @@ def record() -> list[tuple[float, str]]:
         show("$ .triton/bin/tritonserver --model-store=model_repository")
         binary = ROOT / ".triton/bin/tritonserver"
         with TritonServer(binary, repository, log=Path(folder) / "log") as server:
+            # Triton's table of its models: the head, and the row of the model vllm.
             table = re.findall(r"^\| (?:Model|vllm) .*\|$", server.log.read_text(), re.MULTILINE)
             for line in table:
+                # Without the padding of the columns, which is wider than the picture.
                 show(re.sub(" +", " ", line))
             show("$ python3 client/client.py --iterations 10")
             client: list[str | Path] = [sys.executable, ROOT / "client/client.py"]
@@ -86,17 +92,23 @@ def record() -> list[tuple[float, str]]:
 
 
 def draw(shown: Sequence[tuple[float, str]], name: str) -> str:
-    """Return the picture in the colours of this name."""
+    """Return an SVG in which the lines appear one after the other.
+
+    Args:
+        shown: the lines of ``record``, with their seconds.
+        name: the picture's colours, a key of ``COLOURS``.
+    """
     background, text, typed = COLOURS[name]
     height = 2 * _MARGIN + _LINE * len(shown)
-    last = shown[-1][0]
+    whole_s = shown[-1][0]
     rows = []
     for number, (when, line) in enumerate(shown):
-        place = f'x="{_MARGIN}" y="{_MARGIN + _LINE * number + _SIZE}"'
+        position = f'x="{_MARGIN}" y="{_MARGIN + _LINE * number + _SIZE}"'
         colour = typed if line.startswith("$ ") else text
-        delay = f"animation-delay:{SECONDS * when / last:.1f}s"
+        # A run takes minutes, and the picture moves for ``SECONDS``.
+        delay = f"animation-delay:{SECONDS * when / whole_s:.1f}s"
         rows.append(
-            f'<text {place} fill="{colour}" style="{delay}" xml:space="preserve">'
+            f'<text {position} fill="{colour}" style="{delay}" xml:space="preserve">'
             f"{escape(line, quote=False)}</text>"
         )
     # Without animations, or if the reader wants none, all lines are there at once.
@@ -121,13 +133,16 @@ def lines_in(picture: str) -> list[str]:
 
 def comparable(lines: Sequence[str]) -> list[str]:
     """Return lines, sorted, without what differs between two runs of the same code."""
-    # Two stages run at the same time, and either may end first.
+    # The line "Requests: …" ends with the time, as in "in 0.13 s".
     lines = [re.sub(r"in \d+\.\d+ s$", "", line) for line in lines]
-    return sorted(re.sub(r"^(\w+(?: \w+)?) +\d+\.\d s  .*", r"\1", line) for line in lines)
+    # "smoke run    17.2 s  ready after 16 s": only the stage's name stays.
+    lines = [re.sub(r"^(\w+(?: \w+)?) +\d+\.\d s  .*", r"\1", line) for line in lines]
+    # Sorted, because two stages run at the same time, and either may end first.
+    return sorted(lines)
 
 
 def main() -> int:
-    """Draw, or compare."""
+    """Record a run, and draw it or compare it; return 1 if the lines differ from a picture's."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if lines differ")
     check = parser.parse_args().check

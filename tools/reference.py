@@ -66,20 +66,21 @@ def _table(head: str, rows: Iterable[tuple[str, ...]]) -> str:
     columns = head.count("|") + 1
     lines = [f"| {head} |", "|---" * columns + "|"]
     lines += ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
+    # If the last cell is empty, one space stays in front of the last bar, not two.
     return re.sub(r" +\|$", " |", "\n".join(lines), flags=re.MULTILINE) + "\n"
 
 
 def _options(parser: argparse.ArgumentParser) -> str:
     """Return a table for each group of a parser's options, with its title."""
-    parts = []
+    tables = []
     for group in parser._action_groups:  # noqa: SLF001 - argparse has no public way
         rows = [_option(action) for action in _shown(group._group_actions)]  # noqa: SLF001
         if rows:
             title = (group.title or "").removesuffix(":")
-            parts.append(
+            tables.append(
                 f"**{title[:1].upper()}{title[1:]}**\n\n{_table('option | meaning', rows)}"
             )
-    return "\n".join(parts)
+    return "\n".join(tables)
 
 
 def _shown(actions: Iterable[argparse.Action]) -> Iterator[argparse.Action]:
@@ -90,28 +91,34 @@ def _shown(actions: Iterable[argparse.Action]) -> Iterator[argparse.Action]:
 
 
 def _option(action: argparse.Action) -> tuple[str, str]:
-    """Return an option with its argument, and its help."""
-    names = ", ".join(f"`{name}`" for name in action.option_strings[:-1])
-    last = action.option_strings[-1] if action.option_strings else ""
+    """Return the two cells of an option: its names as in "`-u`, `--url HOST:PORT`", and its help.
+
+    A positional argument has no names. Its first cell is the argument itself.
+    """
     argument = "|".join(map(str, action.choices)) if action.choices else action.metavar
+    # A flag takes no argument.
     if action.nargs == 0:
         argument = ""
-    name = f"`{last} {argument or ''}".strip().replace("` ", "`") + "`"
-    text = (action.help or "") % {"default": action.default}
-    return ", ".join(part for part in (names, name) if part), text
+    # Only the last name has the argument next to it.
+    *names, last = action.option_strings or [""]
+    names.append(f"{last} {argument or ''}".strip())
+    help_text = (action.help or "") % {"default": action.default}
+    return ", ".join(f"`{name}`" for name in names), help_text
 
 
 def _of_subcommands() -> str:
-    """Return the subcommands with what they do and the options that not all of them have."""
+    """Return the table of the subcommands: what each does, and the options that only some have."""
     rows = []
     for name, make in sorted(packager._PARSERS.items()):  # noqa: SLF001 - the table of all parsers
         parser = make()
         actions = list(_shown(parser._actions))  # noqa: SLF001
+        # The subcommand with its positional arguments.
         words = [name, *(str(action.metavar) for action in actions if not action.option_strings)]
         options = [_option(action)[0] for action in actions if action.dest not in _COMMON]
         own = ", ".join(option for option in options if option.startswith("`-"))
         if name == "build":
             own = "[all below](#options)"
+        # A subcommand that can be told what to pin has all options of a build.
         elif "`--vllm X.Y.Z`" in options:
             own = "as `build`"
         rows.append((f"`{' '.join(words)}`", " ".join((parser.description or "").split()), own))
@@ -119,22 +126,32 @@ def _of_subcommands() -> str:
 
 
 def _rules() -> str:
-    """Return the rules by which files are left out, from the source: an import would need tools."""
+    """Return the table of the rules by which files of the environment are left out.
+
+    They are read from the source of ``prune``, whose import needs pyelftools.
+    """
     source = ROOT / "env/vllm_env/prefix/prune.py"
     rows = []
     for node in ast.walk(ast.parse(source.read_text("utf-8"))):
         if not isinstance(node, ast.Call) or ast.unparse(node.func) != "Rule":
             continue
+        # The call is Rule(name, reason, pattern, profiles).
         name, reason = (ast.literal_eval(argument) for argument in node.args[:2])
-        by_name = [keyword.value for keyword in node.keywords if keyword.arg == "profiles"]
-        given = [*node.args[3:], *by_name]
+        by_keyword = [keyword.value for keyword in node.keywords if keyword.arg == "profiles"]
+        given = [*node.args[3:], *by_keyword]
         profiles = ast.literal_eval(given[0]) if given else _PROFILES
         rows.append((f"`{name}`", ", ".join(profiles), reason))
     return _table("rule | profiles | why", rows)
 
 
 def _tensors(tensors: Iterable[contract.Tensor], head: str = "input", last: str = "content") -> str:
-    """Return a table of tensors with type, shape and content."""
+    """Return a table of tensors with type, shape and content.
+
+    Args:
+        tensors: those of the table.
+        head: the heading of the first column, which has the names.
+        last: the heading of the last column.
+    """
     rows = []
     for tensor in tensors:
         data_type = tensor.data_type.removeprefix("TYPE_")
@@ -142,14 +159,16 @@ def _tensors(tensors: Iterable[contract.Tensor], head: str = "input", last: str 
         rows.append(
             (f"`{tensor.name}`", data_type, f"`{list(tensor.dims)}`", official, tensor.content)
         )
-    return re.sub(r"\|  \|", "| |", _table(f"{head} | type | shape | official | {last}", rows))
+    table = _table(f"{head} | type | shape | official | {last}", rows)
+    # An empty cell has one space, not two.
+    return re.sub(r"\|  \|", "| |", table)
 
 
 _PATCH = r"# Patch ([a-z-]+): (.*(?:\n *# (?!Patch ).*)*)"
 
 
 def _patches() -> str:
-    """Return the patches of something private: their names, modules and comments."""
+    """Return the table of the patches of something private: their names, modules and comments."""
     rows = []
     for folder in PATCHED:
         for module in sorted(folder.rglob("*.py")):
@@ -160,13 +179,15 @@ def _patches() -> str:
 
 
 def _behaviour() -> str:
-    """Return the parameters that are no limits."""
+    """Return the table of the parameters that set no limit."""
     rows = []
     meanings = _meanings(Settings)
     for field in fields(Settings):
         if field.name != "limits":
+            # Settings describes a field as "PARAMETER. Its meaning.".
             name, _, text = meanings[field.name].partition(". ")
             rows.append((name, text, field.default))
+    # Defaults for requests are fields of Limits, too.
     rows += [row for row in _limits() if row[0].startswith("DEFAULT_")]
     return _parameters(rows)
 
@@ -189,10 +210,11 @@ def _limits() -> Iterator[tuple[str, str, Any]]:
 
 
 def _parameters(rows: Iterable[tuple[str, str, Any]]) -> str:
-    """Return a table of parameters."""
+    """Return a table of parameters, from their names, meanings and defaults."""
     cells = []
     for name, text, default in rows:
         meaning = f"{text[:1].upper()}{text[1:]}"
+        # In a table, a single sentence has no full stop.
         if ". " not in meaning:
             meaning = meaning.removesuffix(".")
         value = _shown_default(default)
@@ -201,7 +223,7 @@ def _parameters(rows: Iterable[tuple[str, str, Any]]) -> str:
 
 
 def _meanings(described: type) -> dict[str, str]:
-    """Return the texts of a class's ``Attributes:``, on one line, with single backquotes."""
+    """Return what a class's docstring says of each attribute, in one line of Markdown."""
     _, _, section = (inspect.getdoc(described) or "").partition("Attributes:\n")
     found = re.findall(r"(?ms)^    (\w+): (.+?)(?=^    \w+: |\Z)", section)
     return {name: " ".join(text.split()).replace("``", "`") for name, text in found}

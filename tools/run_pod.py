@@ -57,6 +57,11 @@ def render(folder: Path) -> list[Resource]:
 
 
 def _kubectl(stdin: str, *arguments: str) -> str:
+    """Return the output of kubectl with this text as its input.
+
+    Raises:
+        RuntimeError: kubectl is missing, or fails.
+    """
     argv = ["kubectl", *arguments]
     try:
         done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
@@ -68,6 +73,7 @@ def _kubectl(stdin: str, *arguments: str) -> str:
 
 
 def _documents(text: str) -> Iterator[Resource]:
+    """Yield the JSON documents of a text in which one follows the other."""
     decoder = json.JSONDecoder()
     while text := text.lstrip():
         document, end = decoder.raw_decode(text)
@@ -93,19 +99,20 @@ def podman_arguments(pod: Pod, folder: Path, ports: Mapping[int, int]) -> list[s
         ports: the port on 127.0.0.1 for a port of the container; by default the same.
     """
     container = pod.container
-    options = [*_rights(pod), *_variables(container)]
+    options = [*_security_options(pod), *_variable_options(container)]
     for port in container["ports"]:
         inside = port["containerPort"]
         options.append(f"--publish=127.0.0.1:{ports.get(inside, inside)}:{inside}")
     volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
     # A mount below another one comes after it, as the kubelet has them.
     for mount in sorted(container["volumeMounts"], key=lambda mount: mount["mountPath"]):
-        options += _mounted(mount, volumes[mount["name"]], pod, folder)
+        options += _mount_options(mount, volumes[mount["name"]], pod, folder)
     command = [*container["command"], *container["args"]]
     return [*options, f"--entrypoint={json.dumps(command)}", container["image"]]
 
 
-def _rights(pod: Pod) -> list[str]:
+def _security_options(pod: Pod) -> list[str]:
+    """Return podman's options for the user, the capabilities and the devices of a pod."""
     user = pod.spec["securityContext"]
     rights = pod.container["securityContext"]
     options = [f"--user={user['runAsUser']}:{user['runAsGroup']}"]
@@ -121,19 +128,33 @@ def _rights(pod: Pod) -> list[str]:
     return options
 
 
-def _variables(container: Resource) -> list[str]:
+def _variable_options(container: Resource) -> list[str]:
+    """Return podman's options for the container's environment variables.
+
+    A variable from a Secret has its value in this shell's variable of the same name. If that is not
+    set, an optional one is left out.
+    """
     options = []
     for variable in container["env"]:
         name = variable["name"]
         if "value" in variable:
             options.append(f"--env={name}={variable['value']}")
         elif name in os.environ or not variable["valueFrom"]["secretKeyRef"].get("optional"):
-            # podman takes the value from its own environment, so no other process sees it.
+            # Without a value, podman takes it from its own environment. So the value is not on a
+            # command line that other users can read.
             options.append(f"--env={name}")
     return options
 
 
-def _mounted(mount: Resource, volume: Resource, pod: Pod, folder: Path) -> list[str]:
+def _mount_options(mount: Resource, volume: Resource, pod: Pod, folder: Path) -> list[str]:
+    """Return podman's options for one mount of the container.
+
+    Args:
+        mount: the container's entry in ``volumeMounts``.
+        volume: the volume of that name: an image, a claim, a ConfigMap, or an ``emptyDir``.
+        pod: has the files of the ConfigMaps.
+        folder: a ConfigMap is written here, to be mounted.
+    """
     where = mount["mountPath"]
     if "image" in volume:
         return [f"--mount=type=image,source={volume['image']['reference']},destination={where}"]
@@ -142,15 +163,17 @@ def _mounted(mount: Resource, volume: Resource, pod: Pod, folder: Path) -> list[
     if "configMap" in volume:
         source = _write(pod.files[volume["configMap"]["name"]], folder / volume["name"])
         return [f"--volume={source / mount.get('subPath', '')}:{where}:ro"]
+    # Kubernetes writes 2Gi, and podman 2g.
     size = volume["emptyDir"].get("sizeLimit", "").removesuffix("i").lower()
     if where == "/dev/shm":  # noqa: S108 - a path in the container
         return [f"--shm-size={size}"]
-    # Programs may be unpacked there.
     limit = f",size={size}" if size else ""
+    # With exec, because programs may be unpacked there.
     return [f"--tmpfs={where}:rw,exec,mode=1777{limit}"]
 
 
 def _write(files: Mapping[str, str], folder: Path) -> Path:
+    """Write files that the container's user can read into a new folder; return the folder."""
     folder.mkdir(mode=0o755)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -159,7 +182,10 @@ def _write(files: Mapping[str, str], folder: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the pod of the only argument to its end."""
+    """Run the pod of the folder that is the only argument, until it ends.
+
+    Return podman's exit code, 1 if the folder cannot be rendered, or 2 after wrong usage.
+    """
     if len(arguments) != 1:
         print("usage: python3 tools/run_pod.py FOLDER", file=sys.stderr)
         return 2
@@ -169,11 +195,12 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(prefix="vllm_env_pod_") as folder:
-        # The container's user is another one.
+        # The container's user is another one, and must be able to read the ConfigMaps in it.
         Path(folder).chmod(0o755)
         argv = ["podman", "run", "--rm", *podman_arguments(pod, Path(folder), {})]
         with subprocess.Popen(argv) as container:
-            # Ctrl-C reaches podman, too, which passes it on. The server then takes seconds to end.
+            # Ctrl-C reaches podman, too, which passes it on. The server then takes seconds to end,
+            # and this process must wait for it.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             return container.wait()
 

@@ -35,7 +35,12 @@ def main() -> int:
 
 
 def build(checkout: Path, work: Path) -> int:
-    """Build a checkout's site in the folder ``work/site``; return zensical's exit code."""
+    """Build a checkout's site in the folder ``work/site``; return zensical's exit code.
+
+    Args:
+        checkout: has the pages and ``mkdocs.yml``.
+        work: an empty folder. The copies of the pages are in ``work/pages``.
+    """
     for pattern in PAGES:
         for page in checkout.glob(pattern):
             copy = work / "pages" / page.relative_to(checkout)

@@ -88,7 +88,8 @@ def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
             since = _since(docstring, needs.OLDEST)
             members: dict[str, Member] = {}
             for item in node.body:
-                # A property is read like an attribute, so it has no parameters to compare.
+                # A property is read like an attribute, so it has no parameters to compare. What is
+                # no function and has no annotation, such as a docstring, declares no member.
                 if isinstance(item, Function) and _is_property(item):
                     members[item.name] = Member(since=_since(ast.get_docstring(item), since))
                 elif isinstance(item, Function):
@@ -100,11 +101,13 @@ def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
 
 
 def _since(docstring: str | None, otherwise: str) -> str:
+    """Return the version that a docstring names as the first one, or ``otherwise``."""
     found = _SINCE.search(docstring or "")
     return found[1] if found else otherwise
 
 
 def _member(node: Function, class_since: str) -> Member:
+    """Return the use of a method that a protocol declares: all its parameters are passed."""
     since = _since(ast.get_docstring(node), class_since)
     arguments = (*node.args.args, *node.args.kwonlyargs)
     parameters = tuple(argument.arg for argument in arguments if argument.arg != "self")
@@ -116,7 +119,10 @@ def _is_property(node: Function) -> bool:
 
 
 def is_awaited(node: Function) -> bool:
-    """Return whether the caller must await the result of a function."""
+    """Return whether the caller must await the result of a function.
+
+    A plain function counts, too, if its return type is an awaitable.
+    """
     if isinstance(node, ast.AsyncFunctionDef):
         # An asynchronous generator is called without await.
         return not any(isinstance(inner, ast.Yield) for inner in ast.walk(node))

@@ -55,17 +55,23 @@ def sources_of(vllm: str, cache: Path) -> Iterator[Sources]:
         version = release["version"]
         folder = cache / (version if name == "vllm" else f"{name}-{version}")
         if not folder.is_dir():
-            _keep(f"{name}=={version}", folder)
+            _fetch_into_cache(f"{name}=={version}", folder)
         yield Sources(folder)
     elif vllm.endswith(".whl") and "://" not in vllm and not path.is_file():
         raise SourceError(f"there is no wheel {vllm}")
+    # A wheel's path or URL.
     else:
         with tempfile.TemporaryDirectory() as scratch:
             wheel = path if path.is_file() else _download(vllm, Path(scratch))
             yield Sources(_unpack(wheel, Path(scratch) / "sources"))
 
 
-def _keep(requirement: str, folder: Path) -> None:
+def _fetch_into_cache(requirement: str, folder: Path) -> None:
+    """Fetch a release, such as ``vllm==0.33.0``, and keep its sources in a new folder.
+
+    Raises:
+        SourceError: the cache cannot be written, or pip cannot fetch the release.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,12 +81,17 @@ def _keep(requirement: str, folder: Path) -> None:
     # Next to the final folder, because a rename does not work across file systems.
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         unpacked = _unpack(_download(requirement, Path(scratch)), Path(scratch) / "sources")
-        # Another process may have stored this version meanwhile.
+        # It fails if another process has stored this version meanwhile.
         with contextlib.suppress(OSError):
             unpacked.rename(folder)
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
+    """Unpack the Python sources of vLLM from a wheel into a folder; return the folder.
+
+    Raises:
+        SourceError: the file is not a wheel, or has no package ``vllm``.
+    """
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py")]
@@ -94,7 +105,15 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    """Fetch a wheel (about 0.5 GB) into a folder, and return its path."""
+    """Fetch a wheel (about 0.5 GB) into a folder, and return its path.
+
+    Args:
+        requirement: a release, such as ``vllm==0.33.0``, or the wheel's URL.
+        folder: an empty folder.
+
+    Raises:
+        SourceError: pip cannot fetch it.
+    """
     # A wheel for Python 3.12 on Linux, whatever Python and system run this.
     options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", "--implementation=cp"]
     options += [f"--platform={platform}" for platform in _PLATFORMS]

@@ -40,7 +40,11 @@ class Sources:
         return found[1] if found else "unknown"
 
     def module(self, name: str) -> ast.Module | None:
-        """Return the parsed module; None if there is no module of this name."""
+        """Return the parsed module; None if there is no module of this name.
+
+        Raises:
+            SourceError: this Python cannot parse it.
+        """
         base = self.root.joinpath(*name.split("."))
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.is_file():
@@ -54,7 +58,10 @@ class Sources:
         return None
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
-        """Return the module and the node that define a name; follow re-exports."""
+        """Return the module and the node that define a name; None if there is none.
+
+        If ``module`` only imports the name, the module that it comes from is searched.
+        """
         tree = self.module(module)
         for node in _statements(tree.body if tree else []):
             if isinstance(node, _Named) and node.name == name:
@@ -80,10 +87,17 @@ class Sources:
         package = module.split(".")
         # The first dot means the package itself. For a plain module, that is its parent.
         up = node.level if self.root.joinpath(*package).is_dir() else node.level + 1
+        # `from . import x` has no name, which leaves a dot at the end.
         return ".".join([*package[: len(package) - up + 1], name]).rstrip(".")
 
     def lineage(self, qualified: str) -> list[tuple[str, ast.ClassDef]]:
-        """Return a class after its bases in vLLM, each with its module; [] if it is not found."""
+        """Return a class and its bases in vLLM, each with its module; [] if it is not found.
+
+        Bases come first, and the class itself is last. So later members replace earlier ones.
+
+        Args:
+            qualified: the module and the class, such as ``vllm.outputs.RequestOutput``.
+        """
         module, _, name = qualified.rpartition(".")
         where, node = self.find(module, name) or ("", None)
         if not isinstance(node, ast.ClassDef):
@@ -123,6 +137,7 @@ class Sources:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, also those in branches of ``if`` and ``try``."""
     for node in body:
         yield node
         # A name may depend on the platform, on a version, or on an import that may fail.
@@ -137,6 +152,7 @@ def targets(node: _Assignment) -> list[str]:
 
 
 def _set_on_self(function: Function) -> dict[str, ast.AST]:
+    """Return the attributes that a method sets, with the nodes of the assignments."""
     return {
         node.attr: node
         for node in ast.walk(function)
