@@ -61,7 +61,7 @@ class BuiltTriton(TritonTarget):
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options; ``cases`` maps names to repositories."""
+    """Return the options; ``cases`` maps names to repositories, and ``OWN`` to None."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -100,6 +100,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _case(text: str) -> tuple[str, Path]:
+    """Return the name and the repository of a case on the command line."""
     name, _, repository = text.partition("=")
     if not repository or not Path(repository, "vllm", "config.pbtxt").is_file():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=REPOSITORY with a model vllm in it")
@@ -116,12 +117,12 @@ def versions_of(repository: Path) -> dict[str, str]:
     return {**content["versions"], "vllm": content["vllm"]["version"]}
 
 
-def drop_page_cache(places: Iterable[Path]) -> None:
-    """Make the kernel drop the files below ``places`` from its page cache."""
+def drop_page_cache(folders: Iterable[Path]) -> None:
+    """Make the kernel drop the files below these folders from its page cache."""
     # Only pages that are written back can be dropped.
     os.sync()
-    for place in places:
-        for path in place.rglob("*"):
+    for folder in folders:
+        for path in folder.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:
                     # Unlike /proc/sys/vm/drop_caches, this does not need root.
@@ -129,7 +130,7 @@ def drop_page_cache(places: Iterable[Path]) -> None:
 
 
 async def ask(port: int) -> None:
-    """Send a request for one token."""
+    """Send a request for one token to the gRPC port, and wait for the answer."""
     connection = await GrpcConnection.open(port)
     client = TritonGrpcClient(connection, BuiltTriton.model)
     request = Request(
@@ -149,7 +150,8 @@ def server_of(case: str, setting: Setting) -> TritonTarget | OpenAITarget:
     """Return the server of a case, not started yet."""
     if case == OWN:
         return OpenAITarget(setting)
-    # Without an environment, the repository names its own.
+    # `setting_of` gives no engine arguments without --environment. The repository is then served as
+    # it is.
     return TritonTarget(setting) if setting.arguments else BuiltTriton(setting)
 
 
@@ -164,13 +166,16 @@ def ask_for_token(server: TritonTarget | OpenAITarget) -> None:
 
 
 def start_once(case: str, number: int, setting: Setting, *, place: int) -> Start:
-    """Start the server, ask for one token, and stop it.
+    """Start the server, ask for one token, and stop it; return the times.
 
     Args:
         case: the case's name.
         number: number of the start, from 0.
         setting: with the repository, and a home in ``variables``.
-        place: number of the starts in this home before; with 0, the home must be empty.
+        place: number of earlier starts with this home; with 0, the home is emptied.
+
+    Raises:
+        StartFailedError: the server does not become ready.
     """
     server = server_of(case, setting)
     server.log = setting.work / f"{case}-{number}.log"
@@ -178,7 +183,8 @@ def start_once(case: str, number: int, setting: Setting, *, place: int) -> Start
     if place == 0:
         shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True, exist_ok=True)
-    # Otherwise this start would wait for gigabytes that the previous one has extracted.
+    # Write back all files now. Otherwise this start would wait for gigabytes that the previous one
+    # has extracted.
     os.sync()
     # In local time without a zone, as in the server's log.
     launch = datetime.now()  # noqa: DTZ005
@@ -194,7 +200,7 @@ def start_once(case: str, number: int, setting: Setting, *, place: int) -> Start
 
 
 def start(case: str, number: int, setting: Setting, report: Report, *, place: int) -> Start:
-    """Start once. If the start fails, note it in the report and start once again."""
+    """Start once; see ``start_once``. If it fails, note that in the report and start again."""
     try:
         return start_once(case, number, setting, place=place)
     # tritonserver 24.10 sometimes hangs or aborts in its own start, before it loads the model
@@ -211,10 +217,19 @@ def start(case: str, number: int, setting: Setting, report: Report, *, place: in
 def setting_of(
     case: str, repository: Path | None, options: argparse.Namespace, work: Path
 ) -> Setting:
-    """Return the setting of a case, which has a home of its own."""
+    """Return the setting of a case, which has a home of its own.
+
+    Without ``--environment``, the setting has no engine arguments and no path of an environment:
+    the repository names both. With it, the checkpoint of ``--shape`` is written below ``work``.
+
+    Args:
+        case: the case's name.
+        repository: the case's model repository; None for ``OWN``.
+        options: the command line's options.
+        work: folder for homes, logs and checkpoints.
+    """
     home = work / f"home-{case}"
     setting = Setting(
-        # By default, the repository names its environment and its engine arguments.
         environment=options.environment.absolute() if options.environment else Path(),
         arguments={},
         triton_root=options.triton_root.absolute(),
@@ -237,15 +252,17 @@ def setting_of(
         **(CPU_ARGUMENTS if options.device == "cpu" else {}),
         **options.engine_arguments,
     }
+    defaults = {}
     if options.device == "cpu":
-        variables = {**CPU_VARIABLES, **setting.variables}
-    else:
-        variables = {**(WITHOUT_COMPILER if case == OWN else {}), **setting.variables}
-    return replace(setting, arguments=arguments, variables=variables)
+        defaults = CPU_VARIABLES
+    elif case == OWN:
+        # The adapter sets these itself.
+        defaults = WITHOUT_COMPILER
+    return replace(setting, arguments=arguments, variables={**defaults, **setting.variables})
 
 
 def places(options: argparse.Namespace) -> list[int]:
-    """Return for each start of a case how many starts in its home were before."""
+    """Return for each start of a case its place: the number of earlier starts with its home."""
     one_round = [0] * options.first_starts + list(range(1, options.starts + 1))
     rounds: int = options.rounds
     return one_round * rounds
@@ -261,15 +278,16 @@ def start_all(options: argparse.Namespace, work: Path, report: Report) -> None:
     """
     work.mkdir(parents=True, exist_ok=True)
     order = places(options)
-    read = [place for place in (options.triton_root, options.environment) if place]
     for number, place in enumerate(order):
         for case, repository in options.cases.items():
             setting = setting_of(case, repository, options, work)
-            # With --first-starts 0, an earlier run in this folder must not count, either.
+            # With --first-starts 0, `start_once` does not empty the home. It must not have files of
+            # an earlier run.
             if number == 0:
                 shutil.rmtree(setting.variables["HOME"], ignore_errors=True)
             if place == 0 and not options.keep_page_cache:
-                drop_page_cache([*read, *([repository] if repository else [])])
+                folders = (options.triton_root, options.environment, repository)
+                drop_page_cache(folder for folder in folders if folder)
             print(f"{case}: start {number + 1} of {len(order)}", file=sys.stderr, flush=True)
             done = start(case, number, setting, report, place=place)
             report.starts.append(done)
@@ -279,14 +297,16 @@ def start_all(options: argparse.Namespace, work: Path, report: Report) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Start the cases and write the report."""
+    """Start the cases, write the report and print its tables; return the exit code 0."""
     options = parse(arguments)
     exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="cold_start_"))).absolute()
-    # The first case with a manifest tells the versions.
-    versions = next(filter(None, map(versions_of, filter(None, options.cases.values()))), {})
     if options.environment:
         versions = machine.versions_of(options.environment)
+    else:
+        # Of the first case whose repository has a manifest.
+        manifests = (versions_of(repository) for repository in options.cases.values())
+        versions = next((found for found in manifests if found), {})
     command = f"python3 benchmarks/cold_start.py {shlex.join(arguments)}"
     page_cache = "dropped for the files of the repository and of Triton"
     if options.keep_page_cache:

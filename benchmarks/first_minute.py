@@ -80,7 +80,12 @@ class Measured:
 
 
 class Watch(threading.Thread):
-    """Samples the machine until it is ended: busy cores and received bytes."""
+    """Samples the machine until it is ended: busy cores and received bytes.
+
+    Attributes:
+        waited_s: seconds in which the machine only waited for a download.
+        received: bytes that it has received.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -89,13 +94,15 @@ class Watch(threading.Thread):
         self.received = 0
 
     def run(self) -> None:
-        """Add up the periods in which bytes arrive and nothing computes."""
+        """Add up the received bytes, and the periods in which bytes arrive and nothing computes."""
         before = _sample()
+        # wait() returns False after each period, and True when ``end`` is called.
         while not self._end.wait(_PERIOD_S):
             now = _sample()
-            seconds, busy, received = (b - a for a, b in zip(before, now, strict=True))
+            seconds, busy_s, received = (b - a for a, b in zip(before, now, strict=True))
             self.received += int(received)
-            if busy < _IDLE * seconds and received > _ARRIVES * seconds:
+            is_idle = busy_s < _IDLE * seconds
+            if is_idle and received > _ARRIVES * seconds:
                 self.waited_s += seconds
             before = now
 
@@ -106,8 +113,12 @@ class Watch(threading.Thread):
 
 
 def _sample() -> tuple[float, float, float]:
-    """Return the time, the busy time of all cores, and the received bytes."""
+    """Return the time (s), the busy time of all cores (s), and the received bytes.
+
+    All three are totals: only their differences between two samples mean something.
+    """
     cores = psutil.cpu_times()
+    # The kernel counts guests' time in the time of user and nice, too.
     busy = sum(cores) - cores.idle - cores.iowait - cores.guest - cores.guest_nice
     networks = psutil.net_io_counters(pernic=True)
     received = sum(counters.bytes_recv for name, counters in networks.items() if name != "lo")
@@ -135,7 +146,13 @@ def clone(commit: str, folder: Path) -> Path:
 
 
 def build(checkout: Path, home: Path, commit: str, step: str) -> Measured:
-    """Run the first command of README.md.
+    """Run the first command of README.md, and return its figures.
+
+    Args:
+        checkout: the clone to run it in; the log goes to a file next to it.
+        home: the user's home, which has the cache.
+        commit: see ``Measured``.
+        step: one of ``BUILDS``.
 
     Raises:
         CalledProcessError: it failed; its output is on the terminal.
@@ -171,8 +188,12 @@ def stages_of(output: str) -> dict[str, float]:
     """Return the seconds of each stage that a build has printed."""
     stages = {}
     for line in output.splitlines():
-        # "smoke run    17.2 s  ready after 16 s, 4 answers"
-        name, seconds, unit = [*line[:21].rsplit(maxsplit=2), "", "", ""][:3]
+        # "smoke run    17.2 s  ready after 16 s, 4 answers": the first 21 characters have the name,
+        # the number and the unit.
+        words = line[:21].rsplit(maxsplit=2)
+        if len(words) < 3:
+            continue
+        name, seconds, unit = words
         if unit == "s" and seconds.replace(".", "", 1).isdigit():
             stages[name] = float(seconds)
     return stages
@@ -188,7 +209,14 @@ def environment_of(home: Path) -> Path:
 
 
 def starts(checkout: Path, home: Path, commit: str, work: Path) -> list[Measured]:
-    """Start the model, then vLLM's own server, then the model again."""
+    """Start the model, then vLLM's own server, then the model again; return the three starts.
+
+    Args:
+        checkout: the clone, which has the built model and Triton.
+        home: the home of the user who has built it.
+        commit: see ``Measured``.
+        work: folder for logs.
+    """
     model = checkout / "model_repository" / "vllm"
     arguments = json.loads((model / "vllm_engine_args.json").read_text("utf-8"))
     # The model may be a folder next to this file.
@@ -213,13 +241,15 @@ def starts(checkout: Path, home: Path, commit: str, work: Path) -> list[Measured
 
 
 def one_round(commit: str, work: Path) -> list[Measured]:
-    """Measure all steps of one commit."""
+    """Measure all steps of one commit, with a new home; see the module's docstring."""
     home = work / "home"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     first = clone(commit, work / "first")
     measured = [build(first, home, commit, step) for step in ("empty", "again")]
     measured += starts(first, home, commit, work)
+    # The build of the step "wheels" finds only these folders in the cache. The one of "filled" also
+    # finds what that build has added.
     for folder in (home / ".cache" / "vllm_env").iterdir():
         if folder.is_dir() and folder.name not in _KEPT:
             shutil.rmtree(folder)
@@ -229,22 +259,25 @@ def one_round(commit: str, work: Path) -> list[Measured]:
 
 
 def tables(measured: Iterable[Measured]) -> list[str]:
-    """Return the tables of all builds and starts, in Markdown."""
+    """Return two tables in Markdown, of the builds and of the starts; a row is a step of a commit.
+
+    The figures are medians over the rounds, with their ranges.
+    """
     by_row: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for one in measured:
         by_row[one.step, one.commit].append(one)
     builds, started = [], []
     for step, commit in sorted(by_row, key=lambda row: (BUILDS + STARTS).index(row[0])):
-        rows = by_row[step, commit]
-        seconds = median_and_range([one.seconds for one in rows], 1)
+        rounds = by_row[step, commit]
+        seconds = median_and_range([one.seconds for one in rounds], 1)
         if step in STARTS:
             started.append((step, commit, seconds))
             continue
-        best = min(one.seconds - one.waited_s for one in rows)
-        waited = median_and_range([one.waited_s for one in rows], 1)
-        processor = median_and_range([one.processor_s for one in rows], 0)
-        received = median_and_range([one.received / 1e6 for one in rows], 0)
-        builds.append((step, commit, seconds, f"{best:.1f}", waited, processor, received))
+        best = min(one.seconds - one.waited_s for one in rounds)
+        waited = median_and_range([one.waited_s for one in rounds], 1)
+        processor = median_and_range([one.processor_s for one in rounds], 0)
+        megabytes = median_and_range([one.received / 1e6 for one in rounds], 0)
+        builds.append((step, commit, seconds, f"{best:.1f}", waited, processor, megabytes))
     heads = ("build", "commit", "s", "best without waiting", "waited for downloads, s")
     return [
         markdown((*heads, "processor s", "MB received"), builds),
@@ -266,15 +299,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the rounds and write the report."""
+    """Measure the rounds, and write the report after each; return the exit code 0."""
     options = parse(arguments)
     exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="first_minute_"))).absolute()
     command = f"python3 benchmarks/first_minute.py {shlex.join(arguments)}"
     measured: list[Measured] = []
+    # The report's path without suffix, once there is a measurement.
     stem = None
     for number in range(options.rounds):
-        # Each commit is first in turn.
+        # Every other round goes the other way round, so that no commit is always the first.
         order = options.commits if number % 2 == 0 else options.commits[::-1]
         for commit in order:
             print(f"round {number + 1} of {options.rounds}: {commit}", file=sys.stderr, flush=True)

@@ -35,7 +35,12 @@ _TABLE = [
 
 
 def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the arguments of ``gen_vllm_env.sh``, ``cold_start.py`` and ``serving.py``.
+    """Return three command lines: of ``gen_vllm_env.sh``, ``cold_start.py`` and ``serving.py``.
+
+    They are without the program. The first one unpacks the environment for the last one.
+
+    Args:
+        arguments: this program's own. Options that it does not know are passed to ``serving.py``.
 
     Raises:
         SystemExit: the arguments are wrong.
@@ -59,7 +64,7 @@ def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     repository = str(options.repository)
     if not Path(repository, "vllm", "config.pbtxt").is_file():
         parser.error(f"{repository} has no model vllm: build it with gen_vllm_env.sh")
-    # What is wrong in the other options is found here, not after the starts.
+    # Parsed only to find here what is wrong in the other options, and not after the starts.
     others = serving_options.parse(["--environment", "", *_TABLE, *more], None)
     if others.device == "gpu" and not shutil.which("nvidia-smi"):
         parser.error("this machine has no NVIDIA GPU: see --help for a try without one")
@@ -67,25 +72,30 @@ def commands(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     environment = str(work / "environment")
     common = ["--triton-root", str(options.triton_root), "--commit", options.commit]
 
-    def places(name: str) -> list[str]:
+    def folders(name: str) -> list[str]:
+        """Return the options with the folder and the report of one benchmark."""
         return ["--work", str(work / name), "--out", f"{options.out}_{name}"]
 
     unpack = ["unpack", environment, "--model-repository", repository]
-    starts = [f"built={repository}", *common, *places("starts")]
+    starts = [f"built={repository}", *common, *folders("starts")]
     built = ["--environment", environment, "--model-repository", repository]
     # Of an option that is given twice, the last one counts.
-    return unpack, starts, [*built, *common, *places("serving"), *_TABLE, *more]
+    return unpack, starts, [*built, *common, *folders("serving"), *_TABLE, *more]
 
 
 def main(arguments: list[str]) -> int:
-    """Unpack the environment, and measure the starts and the speed."""
-    unpack, starts, table = commands(arguments)
+    """Unpack the environment, and measure the starts and the speed; return the exit code.
+
+    It ends at the first command that fails.
+    """
+    unpack, starts, speed = commands(arguments)
     # serving.py needs it for vLLM's server, and would say so only after the starts.
     require_openai_client()
-    Path(unpack[1]).parent.mkdir(parents=True, exist_ok=True)
+    _, environment, *_ = unpack
+    Path(environment).parent.mkdir(parents=True, exist_ok=True)
     # First, because it refuses a folder that is not empty.
     status = subprocess.run([_CHECKOUT / "gen_vllm_env.sh", *unpack], check=False).returncode
-    return status or cold_start.main(starts) or serving.main(table)
+    return status or cold_start.main(starts) or serving.main(speed)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,11 @@ import psutil
 
 from harness import machine
 from harness.matrix_rows import ROWS, Row, digest, select
-from harness.matrix_serve import last_reason, run_row
+from harness.matrix_serve import run_row
 from harness.options import add_server
 from harness.processes import exit_on_sigterm
 from harness.report import markdown
+from harness.servers import last_reason
 from harness.targets import require_openai_client
 
 # After its limit, a row has this long to end its servers.
@@ -47,7 +48,11 @@ _DRIVER = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options; ``rows`` has the rows themselves."""
+    """Return the options; ``rows`` has the rows themselves, not only their names.
+
+    With ``--list``, print the rows and exit.
+    """
+    # Before the parser, which demands --environment.
     if "--list" in arguments:
         for row in ROWS:
             print(f"{row.name}  ({row.gpus} GPU{'s' * (row.gpus > 1)}, {row.shape}, {row.check})")
@@ -120,16 +125,23 @@ class Results:
 def run_in_process(row: Row, options: argparse.Namespace, devices: str, work: Path) -> Any:
     """Run a row in a process of its own, which ends at the limit; return the result.
 
-    If somebody else stops it, there is no result: None.
+    The result is that of ``run_row``. It is None if the process was stopped before its limit, as by
+    the end of this program.
+
+    Args:
+        row: the row.
+        options: the command line's options.
+        devices: the GPUs of the row, as for CUDA_VISIBLE_DEVICES.
+        work: folder for the logs and the result.
     """
     work.mkdir(parents=True, exist_ok=True)
-    own = [
+    own_options = [
         *("--environment", options.environment, "--triton-root", options.triton_root),
         *("--model-repository", options.model_repository, "--work", work, "--one", row.name),
         *("--device", options.device, "--gpus", options.gpus),
         *(["--no-compare"] if options.no_compare else []),
     ]
-    command = [sys.executable, str(Path(__file__).resolve()), *map(str, own)]
+    command = [sys.executable, str(Path(__file__).resolve()), *map(str, own_options)]
     environment = {**os.environ, **row.environment()}
     if options.device == "gpu":
         environment["CUDA_VISIBLE_DEVICES"] = devices
@@ -138,7 +150,7 @@ def run_in_process(row: Row, options: argparse.Namespace, devices: str, work: Pa
     try:
         child.wait(options.limit)
     except subprocess.TimeoutExpired:
-        # It stops its servers itself.
+        # At SIGTERM, it stops its servers itself (``exit_on_sigterm``).
         child.send_signal(signal.SIGTERM)
         try:
             child.wait(_END_LIMIT_S)
@@ -149,26 +161,37 @@ def run_in_process(row: Row, options: argparse.Namespace, devices: str, work: Pa
         reason = last_reason(server.read_text("utf-8", "replace")) if server.is_file() else ""
         return {"ok": False, "message": f"took over {options.limit:.0f} s. {reason}".strip()}
     finally:
+        # It still runs if an exception ends this program.
         if child.poll() is None:
             child.terminate()
             child.wait()
     file = work / "result.json"
     if child.returncode == _STOPPED:
         return None
+    # Without a result, the process has failed. The last line of a traceback has the error.
     if not file.is_file():
-        said = (work / "row.log").read_text("utf-8", "replace").strip().splitlines()
-        return {"ok": False, "message": said[-1] if said else f"status {child.returncode}"}
+        lines = (work / "row.log").read_text("utf-8", "replace").strip().splitlines()
+        return {"ok": False, "message": lines[-1] if lines else f"status {child.returncode}"}
     return json.loads(file.read_text("utf-8"))
 
 
 def run_all(rows: list[Row], options: argparse.Namespace, results: Results, work: Path) -> None:
-    """Run the rows: those of one GPU side by side, and then those of two."""
+    """Run the rows: those of one GPU side by side, and then those of two.
+
+    Args:
+        rows: the rows.
+        options: the command line's options.
+        results: gets each result at once.
+        work: has a folder for each row.
+    """
+    # The numbers of the GPUs, each as often as it has room for another row.
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
     for _ in range(options.at_once):
         for device in range(options.gpus):
             free.put(str(device))
 
-    def one(row: Row) -> None:
+    def run_one(row: Row) -> None:
+        """Run a row on a GPU with room for it, or on all GPUs; add its result."""
         devices = free.get() if row.gpus == 1 else ",".join(map(str, range(row.gpus)))
         started = time.monotonic()
         try:
@@ -188,7 +211,8 @@ def run_all(rows: list[Row], options: argparse.Namespace, results: Results, work
     for gpus, threads in ((1, options.gpus * options.at_once), (2, options.at_once)):
         with ThreadPoolExecutor(threads) as pool:
             try:
-                list(pool.map(one, [row for row in rows if row.gpus == gpus]))
+                # list() waits for all rows, and raises the first exception of one.
+                list(pool.map(run_one, [row for row in rows if row.gpus == gpus]))
             except BaseException:
                 # The pool waits for its rows, which would run on to their limits.
                 for child in psutil.Process().children():
@@ -210,7 +234,12 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def page(head: list[str], results: dict[str, dict[str, Any]]) -> str:
-    """Return the page: the conditions, and a table with a line for each row with a result."""
+    """Return the page: the conditions, and a table with a line for each row with a result.
+
+    Args:
+        head: lines with the conditions.
+        results: the results by the rows' names.
+    """
     cells = []
     for row in ROWS:
         if not (result := results.get(row.name)):
@@ -220,18 +249,18 @@ def page(head: list[str], results: dict[str, dict[str, Any]]) -> str:
             difference = f"{result['difference']:.2g} ({result['from_itself']:.2g})"
             difference += "" if result["tells"] else ", says nothing"
         own = result.get("own_server")
-        said = result.get("message", "") + (f" (vLLM's own server: {own})" if own else "")
-        word = "refused, as it must be" if row.check == "refused" else "works"
+        message = result.get("message", "") + (f" (vLLM's own server: {own})" if own else "")
+        success = "refused, as it must be" if row.check == "refused" else "works"
         cells.append(
             [
                 row.name,
                 str(row.gpus),
-                word if result["ok"] else "**fails**",
+                success if result["ok"] else "**fails**",
                 str(result.get("seconds_to_ready", "-")),
                 str(result.get("seconds_to_stop", "-")),
                 difference,
                 # A bar would end the cell, and a line end the row.
-                " ".join(said.replace("|", r"\|").split()),
+                " ".join(message.replace("|", r"\|").split()),
             ]
         )
     heads = ["row", "GPUs", "result", "s to ready", "s to stop", "difference (own)", "message"]
@@ -246,6 +275,7 @@ def page(head: list[str], results: dict[str, dict[str, Any]]) -> str:
 
 
 def _head(options: argparse.Namespace, arguments: list[str]) -> list[str]:
+    """Return the lines for the head of the page: machine, versions, driver and command."""
     environment = options.environment
     conditions = machine.describe(
         machine.versions_of(environment), options.triton_root, commit=options.commit
@@ -258,12 +288,13 @@ def _head(options: argparse.Namespace, arguments: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the rows; return 1 if a row fails."""
+    """Run the rows that have no result yet; return 1 if one of the chosen rows does not work."""
     options = parse(arguments)
     require_openai_client()
     # In a row's process: the servers are stopped before it ends.
     exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="gpu_matrix_"))).absolute()
+    # This is the process of one row: see ``run_in_process``.
     if options.one:
         row = next(row for row in ROWS if row.name == options.one)
         (work / "result.json").write_text(json.dumps(run_row(row, options, work)), "utf-8")

@@ -106,7 +106,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
-    """Pack in a process of its own; then unpack.
+    """Pack in a process of its own, unpack, and delete both; return the figures.
 
     Args:
         packer: a key of ``_CODE``.
@@ -139,13 +139,16 @@ def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
 
 
 def unpack(archive: Path, folder: Path) -> float:
-    """Return the seconds that libarchive needs to unpack an archive."""
+    """Return the seconds that libarchive needs to unpack an archive into a folder below ``folder``.
+
+    What it has unpacked is deleted.
+    """
     place = folder / "unpacked"
     place.mkdir()
     code = f"import libarchive; libarchive.extract_file({str(archive.absolute())!r})"
     command = [sys.executable, "-c", code]
-    # The C locale cannot represent every name. With C.UTF-8, libarchive keeps the bytes, as in
-    # Triton.
+    # libarchive converts names for the locale, and the C locale cannot represent every name. With
+    # C.UTF-8 it keeps their bytes, as it does in Triton.
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     # Otherwise the kernel might write the archive's data meanwhile.
     os.sync()
@@ -157,7 +160,10 @@ def unpack(archive: Path, folder: Path) -> float:
 
 
 def table(runs: list[Run]) -> str:
-    """Return a table of the medians with their ranges, and of the medians' ratios."""
+    """Return a table with three rows: conda-pack, ours, and the ratio of their medians.
+
+    The figures are medians over the rounds, with their ranges.
+    """
     heads = ["packer"]
     theirs = [CONDA_PACK]
     ours = [OURS]

@@ -69,7 +69,10 @@ class Run:
     out: Path | None = None
 
     def add(self, cell: report.Cell, targets: list[Target]) -> None:
-        """Measure one cell on all targets, write each measurement, and print the cell's table."""
+        """Measure one cell on all targets, and print the cell's table.
+
+        The report is written after each measurement.
+        """
         measured = []
         title = f"Serving, {self.options.shape} shape, dummy weights"
         for entry in run_cell(targets, cell, self.options):
@@ -78,7 +81,7 @@ class Run:
             self.out = self.out or results.take(
                 self.options.out, self.conditions.commit, self.command
             )
-            # At once: the machine may be taken away.
+            # After each one, because the machine may be taken away.
             report.write(self.out, title, self.conditions, self.notes, self.rounds)
         print(f"\n{cell.title}\n{report.table(measured)}", flush=True)
 
@@ -104,11 +107,14 @@ def closed_cells(options: argparse.Namespace) -> list[report.Cell]:
 def capacity(rounds: list[report.Round], like: report.Cell) -> tuple[float, str]:
     """Return the requests/s and the name of the slowest target, with the most streams in flight.
 
+    The requests/s of a target are the median over its rounds.
+
     Args:
         rounds: the measured closed loops.
         like: an open loop. Only loads with its tokens and its workload count.
     """
     closed = replace(like, rate=0.0)
+    # The cells that differ from `closed` at most in the number of streams.
     found = [entry for entry in rounds if replace(entry.cell, in_flight=closed.in_flight) == closed]
     most = max(entry.cell.in_flight for entry in found)
     speeds: dict[str, list[float]] = defaultdict(list)
@@ -152,7 +158,7 @@ def open_cells(
 
 
 def load_of(cell: report.Cell, options: argparse.Namespace, seed: int) -> Load:
-    """Return the load of a cell."""
+    """Return the load of a cell; with the same seed, all targets get the same requests."""
     return Load(
         in_flight=cell.in_flight,
         requests=options.requests,
@@ -174,7 +180,7 @@ def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
     with first_in_line():
         measured = target.measure(load)
     after = {**target.cpu(), "load": time.process_time()}
-    # A process may have started meanwhile.
+    # A process that has started meanwhile is not in `before`.
     used = {role: seconds - before.get(role, 0.0) for role, seconds in after.items()}
     return measured, used
 
@@ -196,7 +202,8 @@ def run_cell(
         for target in targets[first:] + targets[:first]:
             step = f"round {number + 1} of {options.rounds}, {options.seconds:g} s"
             say(f"{cell.title}: {target.name}, {step}")
-            # vLLM spins for 1 s after its last request, and would slow the next target down.
+            # vLLM spins for 1 s after its last request. The previous target would slow this one
+            # down.
             time.sleep(options.settle)
             measured, used = measure(target, load_of(cell, options, seed=number + 1))
             memory = target.resident()
@@ -217,10 +224,16 @@ def say(text: str) -> None:
 
 
 def plan(options: argparse.Namespace, targets: int) -> str:
-    """Return the number of measurements and about how long they take, without the starts."""
+    """Return the number of measurements and about how long they take, without the starts.
+
+    Args:
+        options: the command line's options.
+        targets: the number of targets.
+    """
     lengths = len(options.prompt_tokens) * len(options.tokens)
-    opened = lengths * (len(options.rates) + len(options.shares))
-    count = (len(closed_cells(options)) + opened) * targets * options.rounds
+    # The open loops are not known yet, as `open_cells` needs the capacity. Their number is.
+    open_count = lengths * (len(options.rates) + len(options.shares))
+    count = (len(closed_cells(options)) + open_count) * targets * options.rounds
     # The last answers of a window take about one more second.
     minutes = count * (options.seconds + options.settle + 1) / 60
     return f"{count} measurements of {options.seconds:g} s: about {minutes:.0f} minutes"
@@ -237,7 +250,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
         SystemExit: the longest request does not fit into the model's maximum length, or aiohttp is
             missing.
     """
-    # Found here, too: the OpenAI API is asked with aiohttp.
+    # Without aiohttp, end now, and not after the targets have started.
     if {"openai", "port"} & set(options.targets):
         require_openai_client()
     work = (options.work or Path(tempfile.mkdtemp(prefix="serving_"))).absolute()
@@ -245,7 +258,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
     defaults: dict[str, Any] = _CPU
     if options.device == "gpu":
         # All engines are up at the same time, and each gets an equal part of the memory.
-        # The OpenAI port has none of its own.
+        # The OpenAI port has no engine of its own.
         engines = set(options.targets) - {"port"}
         part = round(_GPU_MEMORY / len(engines), 2)
         defaults = {**_GPU, "gpu_memory_utilization": part}
@@ -261,7 +274,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
     # A turn repeats the conversation so far, which the prefix cache holds.
     if options.workload == "multi-turn":
         engine.setdefault("enable_prefix_caching", True)
-    # Found here, and not after the targets have started.
+    # If a request is too long, end now, too.
     longest = engine["max_model_len"]
     for cell in closed_cells(options):
         if most_tokens(load_of(cell, options, seed=0)) > longest:
@@ -271,7 +284,8 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
     setting = Setting.of(options, engine, work, options.instances)
     versions = machine.versions_of(setting.environment)
     command = f"python3 benchmarks/serving.py {shlex.join(arguments)}"
-    # Only tried here. Servers that are started now must not inherit the priority.
+    # Tried here only to note whether it works. The servers, which are started later, must not
+    # inherit the priority.
     with first_in_line() as allowed:
         priority = "runs before the servers (SCHED_RR)"
         if not allowed:
@@ -291,7 +305,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
 
 
 def main(arguments: list[str]) -> int:
-    """Start the targets, measure every cell, and write the report after each cell."""
+    """Start the targets and measure every cell, which writes the report; return the exit code 0."""
     options = parse(arguments, __doc__)
     exit_on_sigterm()
     run, setting = prepare(options, arguments)

@@ -65,8 +65,14 @@ def rows() -> list[tuple[str, list[float]]]:
 
 
 def ratios(report: str, streams: int) -> list[float]:
-    """Return our output tokens per second over those of ``vllm serve``, round by round."""
+    """Return our output tokens per second over those of ``vllm serve``, round by round.
+
+    Args:
+        report: the report's name, a value of ``REPORTS``.
+        streams: only loads with so many streams count.
+    """
     file = ROOT / "benchmarks" / "results" / f"{report}.json"
+    # Target -> number of the round -> output tokens per second.
     speed: dict[str, dict[int, float]] = {"triton": {}, "openai": {}}
     for entry in json.loads(file.read_text("utf-8"))["rounds"]:
         if entry["cell"]["in_flight"] == streams and entry["target"] in speed:
@@ -75,7 +81,12 @@ def ratios(report: str, streams: int) -> list[float]:
 
 
 def draw(bars: list[tuple[str, list[float]]], colours: Colours) -> str:
-    """Return the picture: two bars for each row, ours with the least and the most of the rounds."""
+    """Return an SVG: two bars for each row, ours with the least and the most of the rounds.
+
+    Args:
+        bars: each row's label and ratios, from ``rows``.
+        colours: of the picture.
+    """
     height = _TOP + len(bars) * (2 * _BAR + 18) + 12
     size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
     title = "Tokens per second, vllm serve = 1.00"
@@ -90,6 +101,7 @@ def draw(bars: list[tuple[str, list[float]]], colours: Colours) -> str:
         f'<text x="12" y="26" {large} fill="{colours.text}">{title}</text>',
         f'<text x="12" y="46" fill="{colours.faint}">{about}</text>',
     ]
+    # The upper edge of the row, in pixels.
     y = _TOP
     for label, values in bars:
         middle = median(values)

@@ -19,7 +19,10 @@ sys.path.insert(0, str(_BENCHMARKS.parent / "client"))
 
 
 def _use_tools_environment() -> None:
-    """Start the benchmark again with a Python that the project has made."""
+    """Replace this process by the benchmark under a Python that the project has made.
+
+    It returns only if no such Python can be started.
+    """
     pythons = _BENCHMARKS.parent.glob(".tools/venv*/bin/python")
     tried = os.environ.get(_TRIED, "").split(os.pathsep)
     # The newest first. lstat(), because the link itself may lead nowhere.

@@ -34,7 +34,7 @@ class EngineClient:
         self._asked = 0
 
     async def ask(self, request: Request, record: Record) -> None:
-        """See ``loops.Client``."""
+        """Let the engine answer, and add each piece with its number of tokens to the record."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -65,7 +65,8 @@ async def serve(arguments: dict[str, Any], replies: int) -> None:
 
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     os.write(replies, b'{"ready": true}\n')
-    # In a thread, because the engine's own tasks need the event loop meanwhile.
+    # One load is one line. It is read in a thread, because the engine's own tasks need the event
+    # loop meanwhile.
     while line := await asyncio.to_thread(sys.stdin.readline):
         load = Load(**json.loads(line))
         names = [f"{load.seed}-{number}" for number in range(load.in_flight)]

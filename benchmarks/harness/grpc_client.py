@@ -43,6 +43,7 @@ _REPLENISH = 1 << 24
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Return a frame of HTTP/2; ``kind`` is its type. Stream 0 is the connection."""
     # The length has three bytes, so the highest one of the four is left out.
     head = struct.pack(">IBBI", len(payload), kind, flags, stream)[1:]
     return head + payload
@@ -63,6 +64,7 @@ class GrpcConnection(asyncio.Protocol):
     """One HTTP/2 connection for any number of ModelStreamInfer streams."""
 
     def __init__(self) -> None:
+        """Set up the connection's state; ``open`` makes a connection and connects it."""
         self._transport: asyncio.WriteTransport | None = None
         self._buffer = bytearray()
         # By stream: its complete messages (None at its end), and the bytes of the next message.
@@ -70,6 +72,7 @@ class GrpcConnection(asyncio.Protocol):
         self._partial: dict[int, bytearray] = {}
         # By stream: bytes since its window was extended. 0 is the connection.
         self._received: dict[int, int] = defaultdict(int)
+        # The number of the next stream.
         self._next = 1
 
     @classmethod
@@ -79,7 +82,7 @@ class GrpcConnection(asyncio.Protocol):
         return protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the preface and set the windows to their largest size."""
+        """Send the preface of HTTP/2, and set the flow-control windows to their largest size."""
         # uvloop's transport has the same methods, but is not a subclass.
         self._transport = cast("asyncio.WriteTransport", transport)
         # 4 is SETTINGS_INITIAL_WINDOW_SIZE, the window of each stream (RFC 9113, 6.5.2).
@@ -96,24 +99,29 @@ class GrpcConnection(asyncio.Protocol):
             queue.put_nowait(None)
 
     def data_received(self, data: bytes) -> None:
-        """Take complete frames off the buffer."""
+        """Handle the frames that are complete now; the rest of the bytes waits in the buffer."""
         buffer = self._buffer
         buffer += data
         start = 0
         # A frame has nine bytes in front: the payload's length, the type, flags and the stream.
         while start + 9 <= len(buffer):
+            # The length has three bytes, for which struct has no format: one byte and two.
             high, low, kind, flags, stream = struct.unpack_from(">BHBBI", buffer, start)
             body = start + 9
             end = body + (high << 16) + low
             if end > len(buffer):
                 break
-            # The highest bit is reserved, and must be ignored.
-            self._take(kind, flags, stream & 0x7FFFFFFF, bytes(buffer[body:end]))
+            # The highest bit of the stream's number is reserved, and must be ignored.
+            self._handle_frame(kind, flags, stream & 0x7FFFFFFF, bytes(buffer[body:end]))
             start = end
         # Once for all frames, because it moves the rest of the buffer.
         del buffer[:start]
 
-    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def _handle_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """Handle one frame: answer it, or pass its messages or its end to the stream's queue.
+
+        Frames of other types are ignored.
+        """
         if kind == _DATA:
             self._take_data(stream, payload)
             # The connection (number 0) and each stream have a window of their own.
@@ -143,6 +151,7 @@ class GrpcConnection(asyncio.Protocol):
             del partial[: 5 + size]
 
     def _replenish(self, stream: int, size: int) -> None:
+        """Count received bytes, and extend the window of the stream before it runs out."""
         self._received[stream] += size
         if self._received[stream] > _REPLENISH:
             received = struct.pack(">I", self._received.pop(stream))
@@ -155,7 +164,10 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def start_stream(self, method: str) -> tuple[int, asyncio.Queue[bytes | None]]:
-        """Start a call of ``method``; return the stream's number and the queue for its messages."""
+        """Start a call of ``method``; return the stream's number and the queue of its messages.
+
+        A None in the queue means that the stream has ended.
+        """
         stream = self._next
         # A client's streams have odd numbers (RFC 9113, 5.1.1).
         self._next += 2
@@ -221,7 +233,11 @@ class TritonGrpcClient:
         self._stream, self._queue = connection.start_stream(method)
 
     async def ask(self, request: Request, record: Record) -> None:
-        """See ``loops.Client``."""
+        """Send the request, and add each piece with its number of tokens to the record.
+
+        Raises:
+            GrpcError: the server answers with an error, or ends the stream.
+        """
         self._connection.send(self._stream, build_request(self._model, request))
         while True:
             message = await self._queue.get()

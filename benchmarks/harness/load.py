@@ -33,7 +33,7 @@ class WrongAnswerError(Exception):
 
 
 async def run_load(clients: Sequence[loops.Client], load: Load) -> Measurement:
-    """Send ``load`` to one target through ``clients``.
+    """Send ``load`` to one target through ``clients``; return the figures.
 
     Args:
         clients: connections to the target. Each has one request at a time.
@@ -46,6 +46,7 @@ async def run_load(clients: Sequence[loops.Client], load: Load) -> Measurement:
     measures = Measures()
 
     def done(record: Record) -> None:
+        """Check the record of a request that has ended, and count it."""
         if record.outcome is Outcome.FAILED:
             raise WrongAnswerError(record.reason)
         if record.outcome is Outcome.ANSWERED:
@@ -62,8 +63,9 @@ async def run_load(clients: Sequence[loops.Client], load: Load) -> Measurement:
             window = load.seconds or load.requests / load.rate
             count = min(load.requests, max(1, round(load.rate * window)))
             times = arrival_times(count=count, rate=count / window, seed=load.seed)
+            # An open loop has no multi-turn conversations, so each one is a single request.
             requests = (request for (request,) in conversations(load))
-            # Twice the window and ten seconds.
+            # The window has ended, and the last answers have had as long again, and ten seconds.
             give_up = started + 2 * window + 10
             timed = zip(times, requests, strict=False)
             await loops.open_loop(clients, timed, done, started=started, give_up=give_up)
@@ -73,7 +75,8 @@ async def run_load(clients: Sequence[loops.Client], load: Load) -> Measurement:
             await loops.closed_loop(clients, conversations(load), done, until=until)
     finally:
         gc.enable()
-    # A window of time sends as many requests as fit into it.
+    # In a window of time, as many requests are sent as fit into it: one must be answered. In an
+    # open loop, some may be unfinished.
     wanted = 1 if load.seconds else load.requests
     if measures.answered < wanted:
         raise WrongAnswerError(

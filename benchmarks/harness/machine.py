@@ -81,6 +81,7 @@ def describe(versions: Mapping[str, str], triton_root: Path, *, commit: str = ""
 
 
 def _processor() -> str:
+    """Return the name of the processor, or of its architecture if the kernel gives no name."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -89,6 +90,7 @@ def _processor() -> str:
 
 
 def _triton_version(root: Path) -> str:
+    """Return the version of a Triton root; "?" if it is unknown."""
     # NVIDIA's containers have this file, and so has a root that gen_vllm_env.sh has made.
     path = root / "TRITON_VERSION"
     if path.is_file():
@@ -97,6 +99,7 @@ def _triton_version(root: Path) -> str:
 
 
 def _commit() -> str:
+    """Return the short commit of this checkout, with a note if tracked files are changed."""
     git = ["git", "-C", str(Path(__file__).parent)]
     commit = _output([*git, "rev-parse", "--short", "HEAD"])
     # Reports of earlier runs are untracked, and change nothing.

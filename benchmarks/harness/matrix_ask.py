@@ -28,6 +28,8 @@ _BACK_LIMIT_S = 150
 GREEDY = {"max_tokens": _ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
 # No other word is the beginning of one: after "w1", nothing could complete "w10".
 _CHOICES = ("w4", "w7")
+# The largest difference that rounding of numbers in JSON may make.
+_SAME = 1e-2
 
 
 class WrongAnswerError(Exception):
@@ -77,7 +79,7 @@ def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generate(served: Served, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask over Triton's HTTP front end."""
+    """Send a body to Triton's generate endpoint, and return the answer; see ``post``."""
     return post(f"http://127.0.0.1:{served.http}/v2/models/{served.model}/generate", body)
 
 
@@ -86,14 +88,25 @@ def _sampling(parameters: Mapping[str, Any]) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Return an answer's tokens, whatever stands between them."""
+    """Return the tokens of an answer, without what is between them."""
     return re.findall(rf"{MARK}\d+", text)
 
 
 async def _texts(
     backend: str, endpoint: Endpoint, asked: Sequence[str], parameters: Mapping[str, Any]
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the answers to the prompts, whole and streamed."""
+    """Return the answers to the prompts, first whole and then streamed, as lists of tokens.
+
+    Args:
+        backend: a name for ``client_for``: ``triton`` (gRPC) or ``openai``.
+        endpoint: where to ask.
+        asked: the prompts.
+        parameters: the sampling parameters.
+
+    Raises:
+        WrongAnswerError: a request fails.
+    """
+    # By whether the answer is streamed.
     found: dict[bool, list[list[str]]] = {False: [], True: []}
     async with client_for(backend)(endpoint) as client:
         await client.require_model(("text_input",))
@@ -113,10 +126,14 @@ async def _texts(
 def check_texts(
     served: Served, asked: Sequence[str], parameters: Mapping[str, Any] = GREEDY
 ) -> list[list[str]]:
-    """Ask each prompt whole and streamed, over gRPC and the OpenAI port; return the answers.
+    """Ask each prompt whole and streamed, over gRPC and the OpenAI port, and one over HTTP.
+
+    Returns:
+        the whole answers over gRPC, as lists of tokens.
 
     Raises:
-        WrongAnswerError: a stream differs from the whole answer, or two prompts have one answer.
+        WrongAnswerError: an answer is empty, a stream differs from the whole answer, or two prompts
+            have one answer.
     """
     answers: list[list[str]] = []
     for backend, port in (("triton", served.grpc), ("openai", served.openai)):
@@ -125,6 +142,7 @@ def check_texts(
         )
         whole, streamed = asyncio.run(_texts(backend, endpoint, asked, parameters))
         require_sound(backend, whole, streamed)
+        # Only those of the first backend are returned.
         answers = answers or whole
     http = generate(
         served,
@@ -142,8 +160,14 @@ def check_texts(
 def require_sound(backend: str, whole: list[list[str]], streamed: list[list[str]]) -> None:
     """Check the answers of one front end.
 
+    Args:
+        backend: its name, for the message.
+        whole: for each prompt, the tokens of the whole answer.
+        streamed: the same for the streamed answers.
+
     Raises:
-        WrongAnswerError: see ``check_texts``.
+        WrongAnswerError: an answer is empty, a stream differs from the whole answer, or two prompts
+            have one answer.
     """
     for index, (one, other) in enumerate(zip(whole, streamed, strict=True)):
         if not one:
@@ -158,7 +182,7 @@ def require_sound(backend: str, whole: list[list[str]], streamed: list[list[str]
 
 
 def forced(served: Served, asked: Sequence[str]) -> list[list[float]]:
-    """Return the log probabilities of each prompt's own tokens."""
+    """Return the log probabilities of each prompt's own tokens, a list for each prompt."""
     found = []
     parameters = _sampling({"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0})
     for prompt in asked:
@@ -168,12 +192,17 @@ def forced(served: Served, asked: Sequence[str]) -> list[list[float]]:
             "return_prompt_logprobs": True,
         }
         answer = json.loads(generate(served, body)["prompt_logprobs"])
+        # The first token has no log probability. The entry of each other one has only its own.
         found.append([next(iter(entry.values()))["logprob"] for entry in answer if entry])
     return found
 
 
 def embeddings(served: Served, asked: Sequence[str]) -> list[list[float]]:
-    """Return an embedding for each prompt, and check that the OpenAI port gives the same."""
+    """Return an embedding for each prompt, from Triton's HTTP front end.
+
+    Raises:
+        WrongAnswerError: the OpenAI port gives another one.
+    """
     found = []
     for prompt in asked:
         body = {"embedding_request": json.dumps({"input": prompt})}
@@ -191,7 +220,7 @@ _SAME = 1e-2
 
 
 def scores(served: Served, asked: Sequence[str]) -> list[list[float]]:
-    """Return the score of each prompt next to the first one."""
+    """Return a cross-encoder's score for each prompt paired with the first one, in lists of one."""
     found = []
     for prompt in asked:
         pair = json.dumps({"text_1": prompt, "text_2": asked[0]})
@@ -201,7 +230,13 @@ def scores(served: Served, asked: Sequence[str]) -> list[list[float]]:
 
 
 def difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of two lists of numbers; infinity if they have other sizes."""
+    """Return the largest difference of two numbers at the same place; the lists are one a prompt.
+
+    It is infinity if two lists of numbers have different lengths.
+
+    Raises:
+        ValueError: the numbers of prompts differ.
+    """
     largest = 0.0
     for left, right in zip(one, other, strict=True):
         if len(left) != len(right):
@@ -211,7 +246,11 @@ def difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]])
 
 
 def check_adapter(served: Served, asked: Sequence[str]) -> None:
-    """Ask with the adapter ``a``; its answers differ from those of the base model."""
+    """Check that the LoRA adapter ``a`` answers, and otherwise than the base model.
+
+    Raises:
+        WrongAnswerError: it does not.
+    """
     base = check_texts(served, asked)
     adapted = check_texts_over_triton(served, asked, {**GREEDY, "lora_name": "a"})
     if adapted == base:
@@ -221,7 +260,11 @@ def check_adapter(served: Served, asked: Sequence[str]) -> None:
 def check_texts_over_triton(
     served: Served, asked: Sequence[str], parameters: Mapping[str, Any]
 ) -> list[list[str]]:
-    """Ask whole and streamed over gRPC only; return the answers."""
+    """Ask whole and streamed over gRPC only; return the answers as lists of tokens.
+
+    Raises:
+        WrongAnswerError: a request fails, or a stream differs from the whole answer.
+    """
     endpoint = Endpoint(f"127.0.0.1:{served.grpc}", served.model, exclude_input=True)
     whole, streamed = asyncio.run(_texts("triton", endpoint, asked, parameters))
     if whole != streamed:
@@ -230,8 +273,12 @@ def check_texts_over_triton(
 
 
 def check_choice(served: Served, asked: Sequence[str]) -> None:
-    """Ask for words of a pattern, which the model would not write by itself."""
-    # Endless: these tokenizers have no token that ends a text.
+    """Check that structured output follows a pattern that the model would not follow by itself.
+
+    Raises:
+        WrongAnswerError: an answer does not follow it.
+    """
+    # It matches a text without end: these tokenizers have no token that ends a text.
     pattern = f"({'|'.join(_CHOICES)})+"
     parameters = {**GREEDY, "structured_outputs": {"regex": pattern}}
     for answer in check_texts_over_triton(served, asked, parameters):
@@ -240,7 +287,11 @@ def check_choice(served: Served, asked: Sequence[str]) -> None:
 
 
 def check_sleep(served: Served, asked: Sequence[str]) -> None:
-    """Let the model sleep and wake up: it refuses meanwhile, and answers the same after it."""
+    """Check that a sleeping model refuses requests, and answers as before after it has woken up.
+
+    Raises:
+        WrongAnswerError: it does not.
+    """
     before = check_texts_over_triton(served, asked, GREEDY)
     generate(served, {"operator_request": json.dumps({"operation": "sleep", "level": 1})})
     try:

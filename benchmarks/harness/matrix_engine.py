@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _forced(engine: Any) -> Callable[[list[str]], list[list[float]]]:
-    """Return what asks for the log probabilities of the prompts' own tokens."""
+    """Return a function that asks for the log probabilities of the prompts' own tokens."""
     from vllm import SamplingParams
 
     # The greedy texts of dummy weights may differ: their log probabilities nearly tie.
@@ -38,7 +38,14 @@ def _forced(engine: Any) -> Callable[[list[str]], list[list[float]]]:
 
 
 def _pooled(engine: Any, kind: str) -> Callable[[list[str]], list[list[float]]]:
-    """Return what asks for embeddings, or for the scores of each prompt next to the first one."""
+    """Return a function that asks for embeddings or scores.
+
+    A score is that of a cross-encoder for a prompt paired with the first one.
+
+    Args:
+        engine: vLLM's ``LLM``.
+        kind: ``embedding`` or ``score``.
+    """
 
     def embed(prompts: list[str]) -> list[list[float]]:
         found = engine.embed(prompts, use_tqdm=False)
@@ -54,7 +61,12 @@ def _pooled(engine: Any, kind: str) -> Callable[[list[str]], list[list[float]]]:
 
 
 def _prompt(asked: str | dict[str, str]) -> Any:
-    """Return a prompt for vLLM; one with a picture or a recording has it in base64."""
+    """Return a prompt for vLLM.
+
+    Args:
+        asked: a text; or a text with a picture or a recording in base64, by the keys ``text``,
+            ``image`` and ``audio``.
+    """
     if isinstance(asked, str):
         return asked
     data: dict[str, Any] = {}
@@ -66,13 +78,14 @@ def _prompt(asked: str | dict[str, str]) -> Any:
         import numpy
 
         with wave.open(io.BytesIO(base64.b64decode(asked["audio"]))) as sound:
+            # 16-bit samples, which vLLM takes as numbers from -1 to 1, with their rate.
             samples = numpy.frombuffer(sound.readframes(sound.getnframes()), numpy.int16)
             data["audio"] = (samples.astype(numpy.float32) / 32768, sound.getframerate())
     return {"prompt": asked["text"], "multi_modal_data": data}
 
 
 def main(question: str) -> None:
-    """Start the engine, ask, and print the answer."""
+    """Start the engine, ask, and print the answer; see the module's docstring."""
     # stdout is only for the answer. Whatever vLLM and its processes print goes to stderr.
     replies = os.dup(1)
     os.dup2(2, 1)
@@ -83,13 +96,15 @@ def main(question: str) -> None:
     engine = LLM(**asked["arguments"])
     kind = asked["kind"]
     ask = _pooled(engine, kind) if kind in {"embedding", "score"} else _forced(engine)
-    alone = [ask([prompt])[0] for prompt in prompts] if kind != "score" else ask(prompts)
-    together = ask(prompts)
     if kind == "score":
-        runs = [alone, together]
+        # A score is always asked for alone, so there are no batches of other sizes.
+        runs = [ask(prompts), ask(prompts)]
     else:
-        # More prompts in a batch: other kernels, and another order of additions.
-        runs = [alone, together, ask(prompts * 4)[: len(prompts)]]
+        # Batches of other sizes use other kernels and other orders of additions.
+        alone = [ask([prompt])[0] for prompt in prompts]
+        together = ask(prompts)
+        among_more = ask(prompts * 4)[: len(prompts)]
+        runs = [alone, together, among_more]
     os.write(replies, json.dumps(runs).encode() + b"\n")
 
 

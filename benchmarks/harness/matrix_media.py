@@ -32,6 +32,7 @@ _RECORDING_S = 10
 
 
 def _chunk(name: bytes, content: bytes) -> bytes:
+    """Return a chunk of a PNG: its length, name, content and checksum."""
     ends = struct.pack(">I", zlib.crc32(name + content))
     return struct.pack(">I", len(content)) + name + content + ends
 
@@ -39,18 +40,22 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 def picture(seed: int) -> bytes:
     """Return a PNG of coloured noise."""
     source = random.Random(seed)
-    # Each line begins with its filter: none.
+    # Each line of pixels begins with the number of its filter: 0, none.
     lines = b"".join(b"\0" + source.randbytes(3 * _SIDE) for _ in range(_SIDE))
+    # Width, height, 8 bits for each of three colours (2), and the defaults.
     head = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)
     parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
 
 
 def recording(seed: int) -> bytes:
-    """Return a WAV with seconds of a tone, another one for each seed."""
-    # Noise of a second, in the 30 s that the model hears, gave each the same answer.
+    """Return a WAV with ``_RECORDING_S`` seconds of a tone, another one for each seed.
+
+    The model hears 30 s. Recordings of noise of one second had the same answer.
+    """
+    # In samples. The wave is square: high for half of a period, then low.
     period = 16 * 3**seed
-    tone = [12000 if place % period < period // 2 else -12000 for place in range(period)]
+    tone = [12000 if index < period // 2 else -12000 for index in range(period)]
     samples = struct.pack(f"<{period}h", *tone) * (_RECORDING_S * _RATE // period)
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
@@ -67,6 +72,8 @@ _MAKERS: dict[str, Callable[[int], bytes]] = {"image": picture, "audio": recordi
 def questions(kind: str) -> list[dict[str, str]]:
     """Return the requests of a row, which the engine in process gets, too.
 
+    Each has a ``text``, and a picture or a recording in base64 under the key ``kind``.
+
     Args:
         kind: ``image`` or ``audio``, which are also names of tensors.
     """
@@ -79,7 +86,7 @@ def _body(asked: Mapping[str, str], kind: str) -> dict[str, Any]:
 
 
 def streamed(url: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the events of a stream over HTTP.
+    """Send a request, and return the events of the answer (server-sent events with JSON).
 
     Raises:
         WrongAnswerError: it refuses, or does not answer.
@@ -97,6 +104,7 @@ def streamed(url: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _over_triton(served: Served, asked: Mapping[str, str], kind: str) -> tuple[str, str]:
+    """Return Triton's whole answer to a request of ``questions``, and its streamed one."""
     body = {
         **_body(asked, kind),
         "exclude_input_in_output": True,
@@ -108,6 +116,7 @@ def _over_triton(served: Served, asked: Mapping[str, str], kind: str) -> tuple[s
 
 
 def _over_port(served: Served, asked: Mapping[str, str]) -> tuple[str, str]:
+    """Return the OpenAI port's whole answer about a picture, and its streamed one."""
     url = f"http://127.0.0.1:{served.openai}/v1/chat/completions"
     content = [
         {"type": "text", "text": "w5 w6 "},
@@ -138,13 +147,15 @@ def check_media(served: Served, kind: str) -> None:
                 raise WrongAnswerError(
                     f"{front_end}: {kind} {index} gets {whole!r} whole, and {pieces!r} streamed"
                 )
-        # The numbers of ``forced_media`` tell recordings apart.
+        # Recordings may have one answer. ``forced_media`` checks that their numbers differ.
         if kind == "image" and len(set(pairs)) < len(pairs):
             raise WrongAnswerError(f"{front_end}: different items get one answer: {pairs}")
 
 
 def forced_media(served: Served, kind: str) -> list[list[float]]:
-    """Return the log probabilities of each prompt's own tokens, next to its item.
+    """Return the log probabilities of each prompt's own tokens, if it is asked with its item.
+
+    An item is a picture or a recording. As only the items differ, so must the log probabilities.
 
     Raises:
         WrongAnswerError: two items have the same ones.
@@ -158,6 +169,7 @@ def forced_media(served: Served, kind: str) -> list[list[float]]:
             "return_prompt_logprobs": True,
         }
         answer: Sequence[Any] = json.loads(generate(served, body)["prompt_logprobs"])
+        # The first token has no log probability. The entry of each other one has only its own.
         found.append([next(iter(entry.values()))["logprob"] for entry in answer if entry])
     if len(set(map(tuple, found))) < len(found):
         raise WrongAnswerError(f"different items get the same log probabilities: {found}")

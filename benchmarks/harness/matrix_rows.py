@@ -164,6 +164,11 @@ def digest(row: Row, model: Path, device: str) -> str:
     """Return the digest of all that a row's result depends on.
 
     It depends on the model's code and its lock, on the row with its shapes, and on the device.
+
+    Args:
+        row: the row.
+        model: the built model's folder.
+        device: ``gpu`` or ``cpu``.
     """
     content = hashlib.sha256()
     for file in sorted((model / "1").rglob("*.py")):

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
-import re
 import shutil
-import struct
 import subprocess
 import time
 from dataclasses import replace
@@ -18,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from harness import matrix_ask, matrix_media, processes
+from harness.matrix_adapter import write_adapter
 from harness.matrix_ask import Served, WrongAnswerError
 from harness.matrix_rows import COMMON_ARGUMENTS, require_no_multicast
 from harness.matrix_shapes import MATRIX_SHAPES
-from harness.servers import CPU_VARIABLES, Setting, StartFailedError, free_port
+from harness.servers import CPU_VARIABLES, Setting, StartFailedError, free_port, last_reason
 from harness.shapes import write_checkpoint
 from harness.targets import OpenAITarget, TritonTarget
 
@@ -49,7 +47,7 @@ _ROUNDING = 1e-6
 
 
 def setting_of(row: Row, options: argparse.Namespace, work: Path) -> Setting:
-    """Write the checkpoints of a row below ``work``, and return what its servers share."""
+    """Write the checkpoints of a row below ``work``, and return the setting of its servers."""
     checkpoint = write_checkpoint(MATRIX_SHAPES[row.shape], work / "checkpoint")
     if MATRIX_SHAPES[row.shape].has_weights:
         _write_weights(options.environment, checkpoint)
@@ -98,27 +96,31 @@ class WarmTriton(TritonTarget):
 def _warmed(setting: Setting) -> WarmTriton:
     """Load the model once, which fills its caches; return a server that has them.
 
-    Both have an empty home, so that there are no other caches.
+    The returned server is not started yet. The first load and this server each have an empty home,
+    so that there are no other caches.
 
     Raises:
         StartFailedError: the model does not load.
     """
     caches = setting.work / "vllm_cache"
 
-    def of_home(name: str, **more: str) -> Setting:
+    def with_home(name: str, **variables: str) -> Setting:
+        """Return the setting with a new home of this name, and these variables in addition."""
         home = setting.work / name
-        places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
         home.mkdir(exist_ok=True)
-        return replace(setting, variables={**setting.variables, **places, **more})
+        folders = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+        return replace(setting, variables={**setting.variables, **folders, **variables})
 
-    # The builder sets this variable, too (env/vllm_env/serve/warm.py).
-    first = TritonTarget(of_home("home-first", TRITON_VLLM_WARM=str(caches)))
+    # With this variable the model fills the folder. The builder sets it, too
+    # (env/vllm_env/serve/warm.py).
+    first = TritonTarget(with_home("home-first", TRITON_VLLM_WARM=str(caches)))
     try:
         first.start()
     finally:
         first.stop()
+    # The returned server writes a log of the same name.
     first.log.rename(first.log.with_name("first.log"))
-    return WarmTriton(of_home("home"), caches)
+    return WarmTriton(with_home("home"), caches)
 
 
 def _require_caches(server: TritonTarget) -> None:
@@ -132,7 +134,13 @@ def _require_caches(server: TritonTarget) -> None:
 
 
 def run_row(row: Row, options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Run a row; return its result, which has ``ok`` and, if that is false, ``message``."""
+    """Run a row; return its result, which has ``ok`` and, if that is false, ``message``.
+
+    Args:
+        row: the row.
+        options: the command line's options.
+        work: folder for checkpoints, logs and the model repository.
+    """
     work.mkdir(parents=True, exist_ok=True)
     # In this process's environment, too: everything that it starts inherits it.
     os.environ.update(row.environment() | {MARKER: row.name})
@@ -144,7 +152,8 @@ def run_row(row: Row, options: argparse.Namespace, work: Path) -> dict[str, Any]
     openai = free_port()
     parameters = {"OPENAI_PORT": str(openai), **row.parameters}
     if row.check == "lora":
-        parameters["LORA_DIRECTORY"] = str(write_adapter(row, work / "adapters"))
+        config = MATRIX_SHAPES[row.shape].config
+        parameters["LORA_DIRECTORY"] = str(write_adapter(config, work / "adapters"))
     try:
         if row.check == "warm":
             server = _warmed(setting)
@@ -155,6 +164,8 @@ def run_row(row: Row, options: argparse.Namespace, work: Path) -> dict[str, Any]
         _stop(server, shared_before, result)
         if numbers is not None and row.compares and not options.no_compare:
             _compare(row, setting, numbers, result)
+    # A failed start is right if the model must be refused. Otherwise vLLM's own server is tried, to
+    # see whose fault it is.
     except StartFailedError as error:
         message = last_reason(server.log.read_text("utf-8", "replace")) or str(error)
         result["message"] = message
@@ -177,7 +188,19 @@ def run_row(row: Row, options: argparse.Namespace, work: Path) -> dict[str, Any]
 def _check(
     row: Row, served: Served, server: TritonTarget, result: dict[str, Any]
 ) -> list[list[float]] | None:
-    """Ask what the row's ``check`` says; return the numbers to compare with the engine's."""
+    """Ask what the row's ``check`` says; return the numbers to compare with the engine's.
+
+    They are a list for each prompt; None if the row has nothing to compare.
+
+    Args:
+        row: the row.
+        served: where the started model is asked.
+        server: its server, whose log is read and whose worker may be killed.
+        result: gets the seconds until a model with a killed worker answers again.
+
+    Raises:
+        WrongAnswerError: an answer is wrong.
+    """
     asked = matrix_ask.prompts(MATRIX_SHAPES[row.shape].vocabulary)
     if row.check == "embedding":
         return matrix_ask.embeddings(served, asked)
@@ -204,6 +227,11 @@ def _check(
 
 
 def _kill_worker(server: TritonTarget) -> None:
+    """Kill one of the server's worker processes, and wait until it has ended.
+
+    Raises:
+        WrongAnswerError: there is none.
+    """
     for process in processes.session_of(server.running().pid):
         if processes.role_of(process) == "worker":
             process.kill()
@@ -228,38 +256,41 @@ def _stop(server: TritonTarget, shared_before: set[str], result: dict[str, Any])
     result["seconds_to_stop"] = round(time.monotonic() - started, 1)
     if status:
         raise WrongAnswerError(f"SIGTERM: ends with status {status}")
-    limit = time.monotonic() + _GONE_LIMIT_S
     # The kernel may need a moment for the memory of a process that has ended.
+    limit = time.monotonic() + _GONE_LIMIT_S
     left = leftovers(process.pid, shared_before)
     while left:
         if time.monotonic() > limit:
             raise WrongAnswerError(f"the server has left behind: {', '.join(left)}")
         time.sleep(0.2)
-        # What other servers of this machine make in the meantime is not this one's.
+        # What is new since the first look belongs to other servers of this machine.
         left = [name for name in leftovers(process.pid, shared_before) if name in left]
 
 
 def _shared() -> set[str]:
-    """Return the names in /dev/shm but for those of this project's tests, which may run now."""
+    """Return the names in /dev/shm, without those of this project's tests, which may run now."""
     names = {path.name for path in Path("/dev/shm").iterdir()}
     return {name for name in names if not name.startswith("pytest_")}
 
 
 def leftovers(leader: int, shared_before: set[str]) -> list[str]:
-    """Return the processes of the row, and new shared memory that no process uses.
+    """Return the processes of the row, and new shared memory that no process uses, as texts.
 
     Args:
-        leader: the server, which led its session.
+        leader: process id of the server, which led its session.
         shared_before: the files of /dev/shm before the start.
     """
     found = [f"{process.name()} ({process.pid})" for process in processes.session_of(leader)]
-    # Another row that runs side by side uses shared memory, too. First the files, then their users.
+    # The files are listed before their users. So a file that another row makes now does not count.
     new = _shared() - shared_before
+    # The maps and the open files of all processes, in one text.
     used = ""
     for process in psutil.process_iter():
+        # A process may end, or be another user's.
         with contextlib.suppress(psutil.Error, OSError):
-            mark = process.environ().get(MARKER) == os.environ[MARKER]
-            if mark and process.ppid() == 1:
+            is_of_row = process.environ().get(MARKER) == os.environ[MARKER]
+            # It has lost its parent, and may have left the server's session.
+            if is_of_row and process.ppid() == 1:
                 found.append(f"{process.name()} ({process.pid})")
             used += Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
             used += " ".join(file.path for file in process.open_files())
@@ -267,10 +298,17 @@ def leftovers(leader: int, shared_before: set[str]) -> list[str]:
 
 
 def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[str, Any]) -> None:
-    """Compare with the engine in process; note the differences.
+    """Compare with the engine in process, which ``matrix_engine.py`` runs; note the differences.
+
+    Args:
+        row: the row.
+        setting: of the row's servers. The engine gets the same arguments.
+        ours: the server's numbers, a list for each prompt.
+        result: gets what ``judge`` returns.
 
     Raises:
-        WrongAnswerError: ours is further away than twice the engine's difference from itself.
+        WrongAnswerError: the engine does not run, or ours is further away than twice the engine's
+            difference from itself.
     """
     kind = row.check if row.check in {"embedding", "score"} else "text"
     asked: Sequence[Any] = matrix_ask.prompts(MATRIX_SHAPES[row.shape].vocabulary)
@@ -293,6 +331,7 @@ def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[s
     if done.returncode:
         reason = last_reason(log.read_text("utf-8", "replace"))
         raise WrongAnswerError(f"the engine in process ends: {reason}")
+    # Something may have written other lines before.
     runs = json.loads(done.stdout.splitlines()[-1])
     result |= judge(ours, runs)
     if not result["within"]:
@@ -303,21 +342,21 @@ def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[s
 
 
 def judge(ours: Sequence[Sequence[float]], runs: Sequence[Any]) -> dict[str, Any]:
-    """Return the differences, and whether ours is within twice the engine's own one.
+    """Return the differences, and whether ours is within twice the engine's difference from itself.
 
     Args:
         ours: the numbers of the server, a list for each prompt.
         runs: those of the engine, for each of its runs.
     """
     first, *others = runs
-    own = max((matrix_ask.difference(first, other) for other in others), default=0.0)
+    from_itself = max((matrix_ask.difference(first, other) for other in others), default=0.0)
     difference = min(matrix_ask.difference(ours, one) for one in runs)
     # The dummy weights of the norms are small, too: numbers of prompts differ by 2e-5 (Llama, CPU).
     other_prompt = matrix_ask.difference(first[:1], first[1:2])
-    limit = 2 * max(own, _ROUNDING)
+    limit = 2 * max(from_itself, _ROUNDING)
     return {
         "difference": difference,
-        "from_itself": own,
+        "from_itself": from_itself,
         "of_other_prompt": other_prompt,
         "within": difference <= limit,
         # If even another prompt's numbers were within the limit, the comparison says nothing.
@@ -327,10 +366,12 @@ def judge(ours: Sequence[Sequence[float]], runs: Sequence[Any]) -> dict[str, Any
 
 def own_variables(setting: Setting, row: Row) -> dict[str, str]:
     """Return the variables for vLLM without the adapter, which would set them itself."""
+    variables = {**WITHOUT_COMPILER, **setting.variables, **row.environment()}
+    variables |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     compiler = setting.environment / "bin" / "vllm-env-cc"
-    found = {**WITHOUT_COMPILER, **setting.variables, **row.environment()}
-    found |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    return found | ({"CC": str(compiler)} if compiler.exists() else {})
+    if compiler.exists():
+        variables["CC"] = str(compiler)
+    return variables
 
 
 def _own_server(setting: Setting, row: Row, device: str) -> str:
@@ -344,57 +385,3 @@ def _own_server(setting: Setting, row: Row, device: str) -> str:
     finally:
         server.stop()
     return "ready"
-
-
-def last_reason(log: str) -> str:
-    """Return the reason of a failed load in a server's log, in one line."""
-    # Triton's table of the models wraps a long reason into several rows.
-    if found := re.findall(
-        r"^\| \w+ +\| \d+ +\| (UNAVAILABLE.*(?:\n\| +\| +\| .*)*)", log, re.MULTILINE
-    ):
-        rows = [line.split("|")[-2].strip() for line in f"| {found[-1]}".splitlines()]
-        return " ".join(" ".join(rows).split())
-    errors = re.findall(
-        r"^.*?((?:[\w.]*Error|Exception|error): ?.+(?:\n {2,}\S.*)*)$", log, re.MULTILINE
-    )
-    return " ".join(errors[-1].split()) if errors else ""
-
-
-def write_adapter(row: Row, folder: Path) -> Path:
-    """Write a LoRA adapter ``a`` for a Llama shape; return the folder of the adapters."""
-    config = MATRIX_SHAPES[row.shape].config
-    rank = 8
-    hidden = int(str(config["hidden_size"]))
-    wide = int(str(config["num_attention_heads"])) * int(str(config["head_dim"]))
-    source = random.Random(8)
-    header: dict[str, Any] = {}
-    data = bytearray()
-    for layer in range(int(str(config["num_hidden_layers"]))):
-        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
-        # Sizes in the order of the file's rows and columns.
-        for part, shape in (("lora_A", [rank, wide]), ("lora_B", [hidden, rank])):
-            values = [source.uniform(-1, 1) for _ in range(shape[0] * shape[1])]
-            begin = len(data)
-            data += struct.pack(f"<{len(values)}e", *values)
-            header[f"{name}.{part}.weight"] = {
-                "dtype": "F16",
-                "shape": shape,
-                "data_offsets": [begin, len(data)],
-            }
-    adapter = folder / "a"
-    adapter.mkdir(parents=True, exist_ok=True)
-    about = {
-        "peft_type": "LORA",
-        "r": rank,
-        # Dummy weights make attention of 1e-6 next to a residual of 1e-3, and it must show.
-        "lora_alpha": 8192,
-        "target_modules": ["o_proj"],
-        "bias": "none",
-        "task_type": "CAUSAL_LM",
-    }
-    (adapter / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
-    head = json.dumps(header).encode()
-    # safetensors: the header's length, the header, and the numbers.
-    content = struct.pack("<Q", len(head)) + head + bytes(data)
-    (adapter / "adapter_model.safetensors").write_bytes(content)
-    return folder

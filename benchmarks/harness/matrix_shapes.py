@@ -197,6 +197,7 @@ _SOUND_SIZES = {
 
 
 def _shape(architecture: str, model_type: str, more: dict[str, Any] | None = None) -> Shape:
+    """Return a shape with the common configuration; ``more`` adds to it and replaces values."""
     config = {
         **_COMMON,
         "architectures": [architecture],

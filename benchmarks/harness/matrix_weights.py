@@ -14,7 +14,7 @@ _DEVIATION = 0.05
 
 
 def main(folder: str) -> None:
-    """Write ``model.safetensors`` for the folder's ``config.json``, which stays."""
+    """Write ``model.safetensors`` for the folder's ``config.json``, which does not change."""
     import torch
     import transformers
 
@@ -26,11 +26,12 @@ def main(folder: str) -> None:
     model = getattr(transformers, architecture)(config)
     with torch.no_grad():
         for weights in model.parameters():
-            # Norms stay as they are.
+            # Vectors, such as norms and biases, stay as they are.
             if weights.dim() > 1:
                 weights.normal_(0, _DEVIATION)
     model.to(torch.float16).save_pretrained(folder)
-    # People's checkpoints have the names of older versions of transformers.
+    # save_pretrained() has rewritten it with the names of this version of transformers. People's
+    # checkpoints have those of older versions.
     file.write_text(about, "utf-8")
 
 

@@ -58,6 +58,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_servers(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the targets: which ones, their model, and their engine arguments."""
     add_server(parser)
     add = parser.add_argument
     add(
@@ -98,6 +99,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_loads(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the loads that each target gets, and of their number and length."""
     add = parser.add_argument
     add("--rounds", type=int, default=3, help="measurements of each load and target (default 3)")
     add(

@@ -45,11 +45,13 @@ def parse(log: str, launch: datetime) -> list[Phase]:
     timestamps = [_timestamp(line, launch.year) for line in log.splitlines()]
     lines = [found for found in timestamps if found]
     phases = []
+    # When the previous phase ended.
     last = launch
     for name, end in _ENDS:
         for number, (when, text) in enumerate(lines):
             if re.search(end, text):
-                # vLLM's times are whole seconds, so one may be earlier than Triton's line before.
+                # vLLM's times are whole seconds. So its line may have an earlier time than the line
+                # of Triton in front of it.
                 ended = max(last, when)
                 phases.append(Phase(name, (ended - last).total_seconds()))
                 last = ended

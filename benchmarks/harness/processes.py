@@ -29,7 +29,7 @@ _ROLES = {
 
 
 def session_of(leader: int) -> list[psutil.Process]:
-    """Return the living processes of the session that ``leader`` leads."""
+    """Return the living processes of the session whose leader has the process id ``leader``."""
     found = []
     for process in psutil.process_iter():
         # A process may end at any time.
@@ -50,7 +50,7 @@ def by_role(leader: int, amount: Callable[[psutil.Process], float]) -> dict[str,
     """Return the sum of an amount over the processes of a session, by role.
 
     Args:
-        leader: the process that leads the session.
+        leader: process id of the process that leads the session.
         amount: returns the amount of one process, such as ``cpu_seconds``.
     """
     used: dict[str, float] = defaultdict(float)
@@ -83,7 +83,7 @@ def resident(process: psutil.Process) -> int:
 
 @contextlib.contextmanager
 def first_in_line() -> Iterator[bool]:
-    """Let this thread run before the servers, if that is allowed; yield whether it is."""
+    """Let this thread run before the servers during the block; yield whether that is allowed."""
     # A load generator that waits for a core later reads many pieces at once, and records them as
     # one burst.
     policy = os.sched_getscheduler(0)
@@ -92,7 +92,7 @@ def first_in_line() -> Iterator[bool]:
         # A real-time policy is necessary. By default the kernel groups processes by session, and
         # then nice counts only within a session.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    # It takes root, or CAP_SYS_NICE.
+    # Setting the policy takes root, or CAP_SYS_NICE.
     except PermissionError:
         yield False
         return
@@ -103,7 +103,10 @@ def first_in_line() -> Iterator[bool]:
 
 
 def exit_on_sigterm() -> None:
-    """Exit at the first SIGTERM, so that the servers are stopped."""
+    """From now on, exit with status 143 at the first SIGTERM.
+
+    SystemExit runs the ``finally`` blocks, which stop the servers.
+    """
 
     def leave(*_: object) -> None:
         # `timeout` sends a second one to the process group, which must not interrupt the stopping.
@@ -114,7 +117,12 @@ def exit_on_sigterm() -> None:
 
 
 def end_session(leader: int, patience_s: float = 30) -> None:
-    """End all processes of the session of ``leader``, after ``patience_s`` seconds by force."""
+    """End all processes of the session of ``leader``, after ``patience_s`` seconds by force.
+
+    Args:
+        leader: process id of the process that leads the session.
+        patience_s: how long to wait for them.
+    """
     # 1) The leader, which ends its own processes
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(leader).terminate()

@@ -122,8 +122,11 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def ratios(rounds: list[Round], target: str, to: str) -> list[float]:
-    """Return the output tokens/s of ``target`` divided by those of ``to``, for each round."""
-    # Within a round, because other work on the machine slows all targets of a round.
+    """Return the output tokens/s of ``target`` divided by those of ``to``, for each common round.
+
+    Speeds of one round are compared, because other work on the machine slows all its targets.
+    """
+    # Target -> number of the round -> output tokens/s.
     speeds: dict[str, dict[int, float]] = defaultdict(dict)
     for entry in rounds:
         speeds[entry.target][entry.number] = entry.measured.output_throughput
@@ -141,7 +144,7 @@ def per_thousand(rounds: list[Round]) -> dict[str, float]:
 
 
 def table(rounds: list[Round]) -> str:
-    """Return the table of one cell as Markdown."""
+    """Return the table of one cell in Markdown; all rounds must be of that cell."""
     cell = rounds[0].cell
     columns = [
         column

@@ -24,7 +24,10 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
 
 
 def _claim(out: Path, commit: str) -> Path:
-    """Return a new path next to ``out``, without suffix; its name has the time and the commit."""
+    """Reserve a name for a report, and return its path without suffix.
+
+    The name is that of ``out`` with the time and the commit, and a number if it is taken.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     # The commit may have words for its state, "abc1234 with changes".
     word = re.sub(r"[^A-Za-z0-9_]+", "-", commit)

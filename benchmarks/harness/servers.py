@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -112,12 +113,12 @@ class Server:
     def launch(
         self, command: list[str], *, stdin: int | None = None, stdout: IO[bytes] | int | None = None
     ) -> None:
-        """Start the process; its output goes to the log.
+        """Start the process; its output goes to the log. It sets ``process``.
 
         Args:
             command: the program and its arguments.
             stdin: as for ``subprocess.Popen``.
-            stdout: where its output goes instead.
+            stdout: where its standard output goes instead.
         """
         # No usage statistics and no access to the hub during a measurement.
         variables = {
@@ -139,11 +140,14 @@ class Server:
             )
 
     def compiler(self) -> dict[str, str]:
-        """Return the variable with which vLLM finds the environment's compiler, if it must."""
+        """Return the variable that names the environment's C compiler, if vLLM needs to be told.
+
+        By default it does not.
+        """
         return {}
 
     def wait_for(self, url: str) -> None:
-        """Wait until ``url`` answers with status 200.
+        """Wait until ``url`` answers without an error status.
 
         Raises:
             StartFailedError: the server ends, is silent too long, or takes too long.
@@ -154,7 +158,7 @@ class Server:
             try:
                 with urllib.request.urlopen(url, timeout=5):
                     return
-            # A refused connection, or another status: it is still loading.
+            # A refused connection, or an error status: it is still loading.
             except OSError:
                 time.sleep(0.1)
 
@@ -178,6 +182,11 @@ class Server:
                 raise StartFailedError(f"{self.name}: another server answers on port {port}")
 
     def _require_progress(self, limit: float) -> None:
+        """Check that the server still starts; ``limit`` is the last time, by ``time.monotonic()``.
+
+        Raises:
+            StartFailedError: it has ended, has been silent too long, or takes too long.
+        """
         status = self.running().poll()
         if status is not None:
             why = f"ended with status {status}"
@@ -221,9 +230,10 @@ class Server:
 
 
 def own_compiler(environment: Path) -> dict[str, str]:
-    """Return the variable for vLLM without the adapter on a host without a C compiler.
+    """Return the variable CC for vLLM without the adapter, which would set it by itself.
 
-    The adapter sets the same by itself.
+    It names the environment's C compiler. If the host has one, or the environment has none, return
+    no variable.
     """
     compiler = environment / "bin" / "vllm-env-cc"
     has_one = "CC" in os.environ or shutil.which("gcc") or shutil.which("clang")
@@ -248,8 +258,10 @@ def place_model(
     # Without its archive, which may have gigabytes: the setting's environment is unpacked.
     ignore = shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__")
     shutil.copytree(model, destination, ignore=ignore)
+    # The engine arguments.
     arguments = json.dumps(setting.arguments)
     (destination / "vllm_engine_args.json").write_text(arguments, encoding="utf-8")
+    # The configuration.
     file = destination / "config.pbtxt"
     # Comments may have other bytes than UTF-8.
     text = file.read_text(encoding="utf-8", errors="surrogateescape")
@@ -277,7 +289,7 @@ def place_stub(destination: Path, setting: Setting) -> None:
 
 
 def as_flags(arguments: dict[str, object]) -> list[str]:
-    """Return engine arguments as flags of vLLM's server."""
+    """Return engine arguments as flags of vLLM's server, such as ``--max-model-len 512``."""
     flags = []
     for key, value in arguments.items():
         name = key.replace("_", "-")
@@ -290,10 +302,30 @@ def as_flags(arguments: dict[str, object]) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a free port."""
+    """Return a random free port of 127.0.0.1; another program may still take it."""
     while True:
         # Below the ephemeral ports, which the kernel gives to any program that asks.
         port = random.randrange(20000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def last_reason(log: str) -> str:
+    """Return the last reason of a failed load in a server's log, in one line; "" if there is none.
+
+    It is from Triton's table of the models, or else the last error.
+    """
+    # A row of the model, "| vllm | 1 | UNAVAILABLE: … |". A long reason goes on in the last column
+    # of further rows, whose other columns are empty.
+    if found := re.findall(
+        r"^\| \w+ +\| \d+ +\| (UNAVAILABLE.*(?:\n\| +\| +\| .*)*)", log, re.MULTILINE
+    ):
+        # The match begins within the first row, whose bar is put in front of it again.
+        rows = [line.split("|")[-2].strip() for line in f"| {found[-1]}".splitlines()]
+        return " ".join(" ".join(rows).split())
+    # "ValueError: …" with the indented lines after it.
+    errors = re.findall(
+        r"^.*?((?:[\w.]*Error|Exception|error): ?.+(?:\n {2,}\S.*)*)$", log, re.MULTILINE
+    )
+    return " ".join(errors[-1].split()) if errors else ""

@@ -48,8 +48,11 @@ _KINDS = ("first", "second", "later")
 
 
 def table(starts: list[Start]) -> str:
-    """Return the times to ready and to the first token, for each kind of start and each case."""
-    # The cases take turns. So the first case has a start of each kind that another case has.
+    """Return a table of the seconds until ready and until the first token.
+
+    It has a row for each kind of start of each case. The figures are medians with their ranges, and
+    the ratio to the first case's time until ready.
+    """
     groups: dict[tuple[str, str], list[Start]] = defaultdict(list)
     for entry in starts:
         groups[entry.case, entry.kind].append(entry)
@@ -59,7 +62,9 @@ def table(starts: list[Start]) -> str:
         for kind in _KINDS:
             ready = [entry.ready_s for entry in groups[case, kind]]
             token = [entry.first_token_s for entry in groups[case, kind]]
+            # A kind may have no start yet.
             if ready:
+                # The cases take turns, so the first case has a start of this kind, too.
                 compared = median(ready) / median(e.ready_s for e in groups[base, kind])
                 rows.append(
                     [
@@ -74,19 +79,23 @@ def table(starts: list[Start]) -> str:
 
 
 def phase_table(starts: list[Start]) -> str:
-    """Return median seconds by phase, for each kind of start and each case."""
-    cases = list(dict.fromkeys(entry.case for entry in starts))
-    kinds = [f"{case}, {kind}" for case in cases for kind in _KINDS]
-    cases = [name for name in kinds if any(f"{e.case}, {e.kind}" == name for e in starts)]
-    seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Return a table of median seconds.
+
+    It has a row for each phase, and a column for each kind of start of each case.
+    """
+    cases = dict.fromkeys(entry.case for entry in starts)
+    found = {(entry.case, entry.kind) for entry in starts}
+    columns = [(case, kind) for case in cases for kind in _KINDS if (case, kind) in found]
+    # Phase -> column -> the seconds in each start.
+    seconds: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for entry in starts:
         for phase in entry.phases:
-            seconds[phase.name][f"{entry.case}, {entry.kind}"].append(phase.seconds)
+            seconds[phase.name][entry.case, entry.kind].append(phase.seconds)
     rows = []
-    for name, by_case in seconds.items():
-        medians = {case: f"{median(values):.1f}" for case, values in by_case.items()}
-        rows.append([name, *(medians.get(case, "-") for case in cases)])
-    return markdown(["phase", *cases], rows)
+    for name, by_column in seconds.items():
+        medians = {column: f"{median(values):.1f}" for column, values in by_column.items()}
+        rows.append([name, *(medians.get(column, "-") for column in columns)])
+    return markdown(["phase", *(f"{case}, {kind}" for case, kind in columns)], rows)
 
 
 @dataclass

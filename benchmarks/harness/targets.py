@@ -71,7 +71,7 @@ class EngineTarget(Server):
         return own_compiler(self.setting.environment)
 
     def start(self) -> float:
-        """See ``Target``."""
+        """Start the engine, wait until it is ready, and return the seconds that this took."""
         started = time.monotonic()
         python = self.setting.environment / "bin" / "python"
         worker = Path(__file__).with_name("engine_worker.py")
@@ -82,7 +82,7 @@ class EngineTarget(Server):
         return time.monotonic() - started
 
     def measure(self, load: Load) -> Measurement:
-        """See ``Target``."""
+        """Let the worker process run a load; return the figures."""
         stdin = self.running().stdin
         assert stdin is not None
         stdin.write(json.dumps(asdict(load)).encode() + b"\n")
@@ -90,6 +90,11 @@ class EngineTarget(Server):
         return Measurement(**self._reply())
 
     def _reply(self) -> dict[str, Any]:
+        """Wait for the worker's next line, and return the JSON in it.
+
+        Raises:
+            StartFailedError: the worker has ended.
+        """
         stdout = self.running().stdout
         assert stdout is not None
         line = stdout.readline()
@@ -110,7 +115,11 @@ class OpenAITarget(Server):
         return own_compiler(self.setting.environment)
 
     def start(self) -> float:
-        """See ``Target``."""
+        """Start the server, wait until it is ready, and return the seconds that this took.
+
+        Raises:
+            StartFailedError: it does not become ready.
+        """
         started = time.monotonic()
         self.port = free_port()
         python = str(self.setting.environment / "bin" / "python")
@@ -146,7 +155,11 @@ class TritonTarget(Server):
         self.parameters: dict[str, str] = {}
 
     def start(self) -> float:
-        """See ``Target``."""
+        """Start tritonserver, wait until it is ready, and return the seconds that this took.
+
+        Raises:
+            StartFailedError: it does not become ready, or another server has its ports.
+        """
         started = time.monotonic()
         self.grpc = free_port()
         self.http = free_port()
@@ -171,7 +184,7 @@ class TritonTarget(Server):
         return time.monotonic() - started
 
     def prepare(self) -> Path:
-        """Make a model repository for this run next to the logs, and return it."""
+        """Make a model repository for this run next to the logs; return its folder."""
         folder = self.setting.work / f"store-{self.name}" / self.model
         return place_model(self.setting, folder, self.parameters)
 
@@ -180,6 +193,7 @@ class TritonTarget(Server):
         return run(self._measure(load))
 
     async def _measure(self, load: Load) -> Measurement:
+        """Send a load over gRPC, with a stream for each client; return the figures."""
         # All streams share one connection, as those of one gRPC channel do.
         connection = await GrpcConnection.open(self.grpc)
         try:
@@ -264,7 +278,7 @@ def require_openai_client() -> None:
 
 
 async def measure_openai(port: int, model: str, load: Load) -> Measurement:
-    """Send a load to the completions endpoint of a server."""
+    """Send a load to the completions endpoint of a server; return the figures."""
     endpoint = Endpoint(f"127.0.0.1:{port}", model)
     async with client_for("openai")(endpoint) as client:
         await client.require_model(("text_input",))
@@ -273,7 +287,7 @@ async def measure_openai(port: int, model: str, load: Load) -> Measurement:
 
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:
-    """Run the load, and close the clients."""
+    """Run the load, and close the clients; return the figures."""
     await asyncio.sleep(_OPENED_S)
     try:
         return await run_load(clients, load)

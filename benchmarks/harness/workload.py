@@ -60,6 +60,7 @@ def conversations(load: Load) -> Iterator[list[Request]]:
     left = load.requests
     while left > 0:
         turns = min(left, load.turns if load.workload == "multi-turn" else 1)
+        # The index of the conversation's first request among all requests.
         first = load.requests - left
         yield [_make_turn(load, source, first + number) for number in range(turns)]
         left -= turns
