@@ -317,7 +317,7 @@ def main(arguments: list[str]) -> int:
         versions = versions_of(first / "model_repository")
         conditions = machine.describe(versions, first / ".triton", commit=options.commit)
         # After each round: a run takes an hour, and may be ended.
-        stem = stem or results.take(options.out, conditions.commit, command)
+        stem = stem or results.reserve(options.out, conditions.commit, command)
         results.write_json(stem, [asdict(one) for one in measured])
         text = f"{number + 1} rounds: medians, with the least and the most"
         head = "\n".join([*conditions.lines(), f"- command: `{command}`", f"- {text}"])

@@ -282,6 +282,7 @@ def _head(options: argparse.Namespace, arguments: list[str]) -> list[str]:
     )
     lines = conditions.lines()
     if options.device == "gpu":
+        # It prints the version for each GPU.
         done = subprocess.run(_DRIVER, capture_output=True, text=True, check=False)
         lines.append(f"- driver {', '.join(sorted(set(done.stdout.split())))}")
     return [*lines, f"- command: `python3 benchmarks/gpu_matrix.py {' '.join(arguments)}`"]

@@ -192,7 +192,7 @@ def main(arguments: list[str]) -> None:
         machine.versions_of(options.prefix), options.triton_root, commit=options.commit
     )
     command = f"python3 benchmarks/packing.py {shlex.join(arguments)}"
-    out = results.take(options.out, here.commit, command)
+    out = results.reserve(options.out, here.commit, command)
     head = [*here.lines(), f"- command: `{command}`"]
     size = machine.tree_size(options.prefix) / 1e9
     title = f"# Packing one prefix of {size:.2f} GB with {options.cores} threads"

@@ -78,7 +78,7 @@ class Run:
         for entry in run_cell(targets, cell, self.options):
             measured.append(entry)
             self.rounds.append(entry)
-            self.out = self.out or results.take(
+            self.out = self.out or results.reserve(
                 self.options.out, self.conditions.commit, self.command
             )
             # After each one, because the machine may be taken away.

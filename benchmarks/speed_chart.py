@@ -72,7 +72,8 @@ def ratios(report: str, streams: int) -> list[float]:
         streams: only loads with so many streams count.
     """
     file = ROOT / "benchmarks" / "results" / f"{report}.json"
-    # Target -> number of the round -> output tokens per second.
+    # Target -> number of the round -> output tokens per second. In the reports, our target is
+    # called triton, and ``vllm serve`` openai.
     speed: dict[str, dict[int, float]] = {"triton": {}, "openai": {}}
     for entry in json.loads(file.read_text("utf-8"))["rounds"]:
         if entry["cell"]["in_flight"] == streams and entry["target"] in speed:

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def renewed(page: Path) -> str:
-    """Return a page with the tables as the code has them now."""
+    """Return a page with the tables as the code has them now, each between its two markers."""
     return re.sub(
         r"(?s)(<!-- ([\w ]+): tools/reference\.py [^>]*-->\n).*?(<!-- end of \2 -->)",
         lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}",

@@ -91,7 +91,7 @@ def pod_of(resources: list[Resource]) -> Pod:
 
 
 def podman_arguments(pod: Pod, folder: Path, ports: Mapping[int, int]) -> list[str]:
-    """Return what follows ``podman run``: options, image, command and arguments.
+    """Return what follows ``podman run``: the options, with the command in one, and the image.
 
     Args:
         pod: what to run.

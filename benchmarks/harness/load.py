@@ -60,7 +60,9 @@ async def run_load(clients: Sequence[loops.Client], load: Load) -> Measurement:
     unfinished = 0
     try:
         if load.rate:
+            # All requests are due within this time (s).
             window = load.seconds or load.requests / load.rate
+            # If `requests` limits their number, they are spread over the window at a lower rate.
             count = min(load.requests, max(1, round(load.rate * window)))
             times = arrival_times(count=count, rate=count / window, seed=load.seed)
             # An open loop has no multi-turn conversations, so each one is a single request.

@@ -20,8 +20,10 @@ def write_adapter(config: Mapping[str, object], folder: Path) -> Path:
         folder: the folder of the adapters.
     """
     rank = 8
-    hidden = int(str(config["hidden_size"]))
-    wide = int(str(config["num_attention_heads"])) * int(str(config["head_dim"]))
+    # The adapter changes o_proj, which maps the values of all heads to the hidden size. The values
+    # of ``config`` have no types, hence int(str()).
+    outputs = int(str(config["hidden_size"]))
+    inputs = int(str(config["num_attention_heads"])) * int(str(config["head_dim"]))
     source = random.Random(8)
     # What the file safetensors has in front of the numbers: type, shape and place of each tensor.
     header: dict[str, Any] = {}
@@ -29,7 +31,7 @@ def write_adapter(config: Mapping[str, object], folder: Path) -> Path:
     for layer in range(int(str(config["num_hidden_layers"]))):
         name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
         # Each shape is the number of rows and of columns, in this order.
-        for part, shape in (("lora_A", [rank, wide]), ("lora_B", [hidden, rank])):
+        for part, shape in (("lora_A", [rank, inputs]), ("lora_B", [outputs, rank])):
             values = [source.uniform(-1, 1) for _ in range(shape[0] * shape[1])]
             begin = len(data)
             # e is the half precision of F16.
@@ -41,16 +43,17 @@ def write_adapter(config: Mapping[str, object], folder: Path) -> Path:
             }
     adapter = folder / "a"
     adapter.mkdir(parents=True, exist_ok=True)
-    about = {
+    adapter_config = {
         "peft_type": "LORA",
         "r": rank,
-        # Dummy weights make attention of 1e-6 next to a residual of 1e-3, and it must show.
+        # So large, because the adapter must change answers: with dummy weights, attention adds 1e-6
+        # to a residual of 1e-3.
         "lora_alpha": 8192,
         "target_modules": ["o_proj"],
         "bias": "none",
         "task_type": "CAUSAL_LM",
     }
-    (adapter / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+    (adapter / "adapter_config.json").write_text(json.dumps(adapter_config), encoding="utf-8")
     encoded = json.dumps(header).encode()
     # safetensors: the header's length, the header, and the numbers.
     content = struct.pack("<Q", len(encoded)) + encoded + bytes(data)

@@ -53,7 +53,7 @@ class Served:
     model: str
 
 
-def prompts(vocabulary: int) -> list[str]:
+def make_prompts(vocabulary: int) -> list[str]:
     """Return the prompts that all rows and the engine in process get."""
     source = random.Random(57)
     return [make_prompt(source, _PROMPT_TOKENS, vocabulary) for _ in range(4)]
@@ -66,9 +66,9 @@ def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
         WrongAnswerError: it refuses, or does not answer.
     """
     data = json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=REQUEST_LIMIT_S) as answer:
+        with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_S) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:
@@ -93,14 +93,14 @@ def _words(text: str) -> list[str]:
 
 
 async def _texts(
-    backend: str, endpoint: Endpoint, asked: Sequence[str], parameters: Mapping[str, Any]
+    backend: str, endpoint: Endpoint, prompts: Sequence[str], parameters: Mapping[str, Any]
 ) -> tuple[list[list[str]], list[list[str]]]:
     """Return the answers to the prompts, first whole and then streamed, as lists of tokens.
 
     Args:
         backend: a name for ``client_for``: ``triton`` (gRPC) or ``openai``.
         endpoint: where to ask.
-        asked: the prompts.
+        prompts: what to ask.
         parameters: the sampling parameters.
 
     Raises:
@@ -112,7 +112,7 @@ async def _texts(
         await client.require_model(("text_input",))
         await client.connect(1)
         for stream, answers in found.items():
-            for index, prompt in enumerate(asked):
+            for index, prompt in enumerate(prompts):
                 now = time.perf_counter()
                 request = Request(index, prompt, parameters, stream)
                 record = Record(request, due=now, sent=now)
@@ -124,7 +124,7 @@ async def _texts(
 
 
 def check_texts(
-    served: Served, asked: Sequence[str], parameters: Mapping[str, Any] = GREEDY
+    served: Served, prompts: Sequence[str], parameters: Mapping[str, Any] = GREEDY
 ) -> list[list[str]]:
     """Ask each prompt whole and streamed, over gRPC and the OpenAI port, and one over HTTP.
 
@@ -140,14 +140,14 @@ def check_texts(
         endpoint = Endpoint(
             f"127.0.0.1:{port}", served.model, exclude_input=True, stream_timeout=REQUEST_LIMIT_S
         )
-        whole, streamed = asyncio.run(_texts(backend, endpoint, asked, parameters))
+        whole, streamed = asyncio.run(_texts(backend, endpoint, prompts, parameters))
         require_sound(backend, whole, streamed)
         # Only those of the first backend are returned.
         answers = answers or whole
     http = generate(
         served,
         {
-            "text_input": asked[0],
+            "text_input": prompts[0],
             "exclude_input_in_output": True,
             "sampling_parameters": _sampling(parameters),
         },
@@ -181,11 +181,11 @@ def require_sound(backend: str, whole: list[list[str]], streamed: list[list[str]
         raise WrongAnswerError(f"{backend}: different prompts get one answer: {whole}")
 
 
-def forced(served: Served, asked: Sequence[str]) -> list[list[float]]:
+def prompt_logprobs(served: Served, prompts: Sequence[str]) -> list[list[float]]:
     """Return the log probabilities of each prompt's own tokens, a list for each prompt."""
     found = []
     parameters = _sampling({"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0})
-    for prompt in asked:
+    for prompt in prompts:
         body = {
             "text_input": prompt,
             "sampling_parameters": parameters,
@@ -197,14 +197,14 @@ def forced(served: Served, asked: Sequence[str]) -> list[list[float]]:
     return found
 
 
-def embeddings(served: Served, asked: Sequence[str]) -> list[list[float]]:
+def embeddings(served: Served, prompts: Sequence[str]) -> list[list[float]]:
     """Return an embedding for each prompt, from Triton's HTTP front end.
 
     Raises:
         WrongAnswerError: the OpenAI port gives another one.
     """
     found = []
-    for prompt in asked:
+    for prompt in prompts:
         body = {"embedding_request": json.dumps({"input": prompt})}
         vector = json.loads(generate(served, body)["text_output"])
         body = {"model": served.model, "input": prompt}
@@ -219,23 +219,24 @@ def embeddings(served: Served, asked: Sequence[str]) -> list[list[float]]:
 _SAME = 1e-2
 
 
-def scores(served: Served, asked: Sequence[str]) -> list[list[float]]:
+def scores(served: Served, prompts: Sequence[str]) -> list[list[float]]:
     """Return a cross-encoder's score for each prompt paired with the first one, in lists of one."""
     found = []
-    for prompt in asked:
-        pair = json.dumps({"text_1": prompt, "text_2": asked[0]})
+    for prompt in prompts:
+        pair = json.dumps({"text_1": prompt, "text_2": prompts[0]})
         answer = generate(served, {"embedding_request": pair})
         found.append([float(json.loads(answer["text_output"]))])
     return found
 
 
 def difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of two numbers at the same place; the lists are one a prompt.
+    """Return the largest difference between two numbers at the same place.
 
-    It is infinity if two lists of numbers have different lengths.
+    Both arguments have a list of numbers for each prompt. If the two lists of a prompt have
+    different lengths, the difference is infinity.
 
     Raises:
-        ValueError: the numbers of prompts differ.
+        ValueError: the arguments have different numbers of prompts.
     """
     largest = 0.0
     for left, right in zip(one, other, strict=True):
@@ -245,20 +246,20 @@ def difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]])
     return largest
 
 
-def check_adapter(served: Served, asked: Sequence[str]) -> None:
+def check_adapter(served: Served, prompts: Sequence[str]) -> None:
     """Check that the LoRA adapter ``a`` answers, and otherwise than the base model.
 
     Raises:
         WrongAnswerError: it does not.
     """
-    base = check_texts(served, asked)
-    adapted = check_texts_over_triton(served, asked, {**GREEDY, "lora_name": "a"})
+    base = check_texts(served, prompts)
+    adapted = check_texts_over_triton(served, prompts, {**GREEDY, "lora_name": "a"})
     if adapted == base:
         raise WrongAnswerError("the answers with the adapter are those without it")
 
 
 def check_texts_over_triton(
-    served: Served, asked: Sequence[str], parameters: Mapping[str, Any]
+    served: Served, prompts: Sequence[str], parameters: Mapping[str, Any]
 ) -> list[list[str]]:
     """Ask whole and streamed over gRPC only; return the answers as lists of tokens.
 
@@ -266,13 +267,13 @@ def check_texts_over_triton(
         WrongAnswerError: a request fails, or a stream differs from the whole answer.
     """
     endpoint = Endpoint(f"127.0.0.1:{served.grpc}", served.model, exclude_input=True)
-    whole, streamed = asyncio.run(_texts("triton", endpoint, asked, parameters))
+    whole, streamed = asyncio.run(_texts("triton", endpoint, prompts, parameters))
     if whole != streamed:
         raise WrongAnswerError(f"whole answers {whole}, and streamed {streamed}")
     return whole
 
 
-def check_choice(served: Served, asked: Sequence[str]) -> None:
+def check_choice(served: Served, prompts: Sequence[str]) -> None:
     """Check that structured output follows a pattern that the model would not follow by itself.
 
     Raises:
@@ -281,38 +282,38 @@ def check_choice(served: Served, asked: Sequence[str]) -> None:
     # It matches a text without end: these tokenizers have no token that ends a text.
     pattern = f"({'|'.join(_CHOICES)})+"
     parameters = {**GREEDY, "structured_outputs": {"regex": pattern}}
-    for answer in check_texts_over_triton(served, asked, parameters):
+    for answer in check_texts_over_triton(served, prompts, parameters):
         if len(answer) < _ANSWER_TOKENS or not set(answer) <= set(_CHOICES):
             raise WrongAnswerError(f"asked for {pattern}: {' '.join(answer)}")
 
 
-def check_sleep(served: Served, asked: Sequence[str]) -> None:
+def check_sleep(served: Served, prompts: Sequence[str]) -> None:
     """Check that a sleeping model refuses requests, and answers as before after it has woken up.
 
     Raises:
         WrongAnswerError: it does not.
     """
-    before = check_texts_over_triton(served, asked, GREEDY)
+    before = check_texts_over_triton(served, prompts, GREEDY)
     generate(served, {"operator_request": json.dumps({"operation": "sleep", "level": 1})})
     try:
-        check_texts_over_triton(served, asked[:1], GREEDY)
+        check_texts_over_triton(served, prompts[:1], GREEDY)
     except WrongAnswerError:
         pass
     else:
         raise WrongAnswerError("a sleeping model answers")
     generate(served, {"operator_request": json.dumps({"operation": "wake_up"})})
-    if check_texts_over_triton(served, asked, GREEDY) != before:
+    if check_texts_over_triton(served, prompts, GREEDY) != before:
         raise WrongAnswerError("the answers after the sleep differ from those before it")
 
 
-def wait_until_back(served: Served, asked: Sequence[str]) -> float:
+def wait_until_back(served: Served, prompts: Sequence[str]) -> float:
     """Ask until the model answers again; return the seconds.
 
     Raises:
         WrongAnswerError: it does not within ``_BACK_LIMIT_S``; the message has the last refusal.
     """
     started = time.monotonic()
-    body = {"text_input": asked[0], "sampling_parameters": _sampling(GREEDY)}
+    body = {"text_input": prompts[0], "sampling_parameters": _sampling(GREEDY)}
     while True:
         try:
             generate(served, body)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _forced(engine: Any) -> Callable[[list[str]], list[list[float]]]:
+def _prompt_logprobs(engine: Any) -> Callable[[list[str]], list[list[float]]]:
     """Return a function that asks for the log probabilities of the prompts' own tokens."""
     from vllm import SamplingParams
 
@@ -95,9 +95,9 @@ def main(question: str) -> None:
     prompts: list[Any] = [_prompt(one) for one in asked["prompts"]]
     engine = LLM(**asked["arguments"])
     kind = asked["kind"]
-    ask = _pooled(engine, kind) if kind in {"embedding", "score"} else _forced(engine)
+    ask = _pooled(engine, kind) if kind in {"embedding", "score"} else _prompt_logprobs(engine)
     if kind == "score":
-        # A score is always asked for alone, so there are no batches of other sizes.
+        # Each score is asked for by itself, so there are no batches of other sizes.
         runs = [ask(prompts), ask(prompts)]
     else:
         # Batches of other sizes use other kernels and other orders of additions.

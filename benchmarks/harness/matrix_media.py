@@ -81,8 +81,9 @@ def questions(kind: str) -> list[dict[str, str]]:
     return [{"text": _TEXTS[kind], kind: item} for item in made]
 
 
-def _body(asked: Mapping[str, str], kind: str) -> dict[str, Any]:
-    return {"text_input": asked["text"], kind: [asked[kind]]}
+def _body(question: Mapping[str, str], kind: str) -> dict[str, Any]:
+    """Return a request of ``questions`` with the names of Triton's tensors."""
+    return {"text_input": question["text"], kind: [question[kind]]}
 
 
 def streamed(url: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -103,10 +104,10 @@ def streamed(url: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events if event != "[DONE]"]
 
 
-def _over_triton(served: Served, asked: Mapping[str, str], kind: str) -> tuple[str, str]:
+def _over_triton(served: Served, question: Mapping[str, str], kind: str) -> tuple[str, str]:
     """Return Triton's whole answer to a request of ``questions``, and its streamed one."""
     body = {
-        **_body(asked, kind),
+        **_body(question, kind),
         "exclude_input_in_output": True,
         "sampling_parameters": json.dumps(GREEDY),
     }
@@ -115,12 +116,12 @@ def _over_triton(served: Served, asked: Mapping[str, str], kind: str) -> tuple[s
     return whole, "".join(event["text_output"] for event in streamed(url, {**body, "stream": True}))
 
 
-def _over_port(served: Served, asked: Mapping[str, str]) -> tuple[str, str]:
+def _over_port(served: Served, question: Mapping[str, str]) -> tuple[str, str]:
     """Return the OpenAI port's whole answer about a picture, and its streamed one."""
     url = f"http://127.0.0.1:{served.openai}/v1/chat/completions"
     content = [
         {"type": "text", "text": "w5 w6 "},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{asked['image']}"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{question['image']}"}},
         {"type": "text", "text": " w7 w8"},
     ]
     body = {"model": served.model, "messages": [{"role": "user", "content": content}], **GREEDY}
@@ -147,12 +148,12 @@ def check_media(served: Served, kind: str) -> None:
                 raise WrongAnswerError(
                     f"{front_end}: {kind} {index} gets {whole!r} whole, and {pieces!r} streamed"
                 )
-        # Recordings may have one answer. ``forced_media`` checks that their numbers differ.
+        # Recordings may have one answer. ``media_logprobs`` checks that their numbers differ.
         if kind == "image" and len(set(pairs)) < len(pairs):
             raise WrongAnswerError(f"{front_end}: different items get one answer: {pairs}")
 
 
-def forced_media(served: Served, kind: str) -> list[list[float]]:
+def media_logprobs(served: Served, kind: str) -> list[list[float]]:
     """Return the log probabilities of each prompt's own tokens, if it is asked with its item.
 
     An item is a picture or a recording. As only the items differ, so must the log probabilities.

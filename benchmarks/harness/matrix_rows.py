@@ -82,9 +82,10 @@ _LORA = {"enable_lora": True, "max_lora_rank": 8}
 _SLEEP = {"OPERATOR_REQUESTS": "sleep,wake_up,is_sleeping"}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 _DRAFT = {"method": "draft_model", "num_speculative_tokens": 3}
-# What matters most comes first: the device time may end in the midst of the table. The engine
-# with data parallelism has no form in one process, and an adapter no forced prompt on a CPU. A vLLM
-# that is pinned by a commit is another environment: run the first row with it.
+# What matters most comes first: the device time may end in the midst of the table. An engine with
+# data parallelism cannot run in one process, and with an adapter on a CPU there are no
+# prompt_logprobs. Such rows compare nothing. A vLLM that is pinned by a commit is another
+# environment: run the first row with it.
 ROWS = (
     Row("llama", "llama"),
     Row("fp8-blocks", "qwen3-fp8"),

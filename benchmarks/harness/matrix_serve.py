@@ -142,7 +142,7 @@ def run_row(row: Row, options: argparse.Namespace, work: Path) -> dict[str, Any]
         work: folder for checkpoints, logs and the model repository.
     """
     work.mkdir(parents=True, exist_ok=True)
-    # In this process's environment, too: everything that it starts inherits it.
+    # Everything that this process starts inherits these variables.
     os.environ.update(row.environment() | {MARKER: row.name})
     require_no_multicast(row, os.environ)
     setting = setting_of(row, options, work)
@@ -201,28 +201,28 @@ def _check(
     Raises:
         WrongAnswerError: an answer is wrong.
     """
-    asked = matrix_ask.prompts(MATRIX_SHAPES[row.shape].vocabulary)
+    prompts = matrix_ask.make_prompts(MATRIX_SHAPES[row.shape].vocabulary)
     if row.check == "embedding":
-        return matrix_ask.embeddings(served, asked)
+        return matrix_ask.embeddings(served, prompts)
     if row.check == "score":
-        return matrix_ask.scores(served, asked)
+        return matrix_ask.scores(served, prompts)
     if row.check in MEDIA:
         matrix_media.check_media(served, row.check)
-        return matrix_media.forced_media(served, row.check)
-    matrix_ask.check_texts(served, asked)
+        return matrix_media.media_logprobs(served, row.check)
+    matrix_ask.check_texts(served, prompts)
     if row.check == "lora":
-        matrix_ask.check_adapter(served, asked)
+        matrix_ask.check_adapter(served, prompts)
     elif row.check == "choice":
-        matrix_ask.check_choice(served, asked)
+        matrix_ask.check_choice(served, prompts)
     elif row.check == "sleep":
-        matrix_ask.check_sleep(served, asked)
+        matrix_ask.check_sleep(served, prompts)
     elif row.check == "warm":
         _require_caches(server)
-    numbers = matrix_ask.forced(served, asked) if row.compares else None
+    numbers = matrix_ask.prompt_logprobs(served, prompts) if row.compares else None
     if row.check == "kill":
         _kill_worker(server)
-        result["seconds_to_come_back"] = round(matrix_ask.wait_until_back(served, asked), 1)
-        matrix_ask.check_texts(served, asked)
+        result["seconds_to_come_back"] = round(matrix_ask.wait_until_back(served, prompts), 1)
+        matrix_ask.check_texts(served, prompts)
     return numbers
 
 
@@ -311,11 +311,11 @@ def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[s
             difference from itself.
     """
     kind = row.check if row.check in {"embedding", "score"} else "text"
-    asked: Sequence[Any] = matrix_ask.prompts(MATRIX_SHAPES[row.shape].vocabulary)
+    prompts: Sequence[Any] = matrix_ask.make_prompts(MATRIX_SHAPES[row.shape].vocabulary)
     if row.check in MEDIA:
-        asked = matrix_media.questions(row.check)
+        prompts = matrix_media.questions(row.check)
     arguments = {**setting.arguments, "max_num_seqs": 16}
-    question = json.dumps({"arguments": arguments, "prompts": asked, "kind": kind})
+    question = json.dumps({"arguments": arguments, "prompts": prompts, "kind": kind})
     python = setting.environment / "bin" / "python"
     worker = Path(__file__).with_name("matrix_engine.py")
     log = setting.work / "engine.log"
@@ -350,6 +350,7 @@ def judge(ours: Sequence[Sequence[float]], runs: Sequence[Any]) -> dict[str, Any
     """
     first, *others = runs
     from_itself = max((matrix_ask.difference(first, other) for other in others), default=0.0)
+    # To the nearest run. The server puts the prompts in batches of its own.
     difference = min(matrix_ask.difference(ours, one) for one in runs)
     # The dummy weights of the norms are small, too: numbers of prompts differ by 2e-5 (Llama, CPU).
     other_prompt = matrix_ask.difference(first[:1], first[1:2])

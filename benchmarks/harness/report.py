@@ -179,7 +179,7 @@ def write(out: Path, title: str, machine: Machine, notes: list[str], rounds: lis
     """Write the report to ``out``.md and ``out``.json.
 
     Args:
-        out: the report's path without suffix, from ``results.take``.
+        out: the report's path without suffix, from ``results.reserve``.
         title: the heading.
         machine: the machine.
         notes: lines for the head.

@@ -57,8 +57,8 @@ def _record(stem: Path, commit: str, command: str) -> None:
         file.write(head + row)
 
 
-def take(out: Path, commit: str, command: str) -> Path:
-    """Return the path without suffix for a run's report, and add its row to ``runs.md``.
+def reserve(out: Path, commit: str, command: str) -> Path:
+    """Reserve the files of a run's report, and add its row to ``runs.md``.
 
     Call this when there is a measurement, so that a run that failed leaves no row.
 
@@ -66,6 +66,9 @@ def take(out: Path, commit: str, command: str) -> Path:
         out: folder and name of the reports of this benchmark.
         commit: the commit of the checkout.
         command: the command line.
+
+    Returns:
+        the report's path without suffix, for ``write_text`` and ``write_json``.
     """
     stem = _claim(out, commit)
     _record(stem, commit, command)

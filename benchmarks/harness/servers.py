@@ -135,7 +135,7 @@ class Server:
                 stdout=stdout or log,
                 stderr=log,
                 env=variables,
-                # The session also has vLLM's processes, which may survive their parent.
+                # `stop` ends all of the session, as vLLM's processes may survive their parent.
                 start_new_session=True,
             )
 

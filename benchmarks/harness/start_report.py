@@ -103,7 +103,7 @@ class Report:
     """The starts so far and their report, which is first written when there is a start.
 
     Attributes:
-        out: folder and name of the reports, as for ``results.take``.
+        out: folder and name of the reports, as for ``results.reserve``.
         conditions: the machine, versions and commit.
         command: the command line.
         notes: lines for the head of the report.
@@ -121,7 +121,7 @@ class Report:
     def write(self) -> None:
         """Write the report as Markdown and JSON."""
         if self.stem is None:
-            self.stem = results.take(self.out, self.conditions.commit, self.command)
+            self.stem = results.reserve(self.out, self.conditions.commit, self.command)
         head = "\n".join([*self.conditions.lines(), *(f"- {note}" for note in self.notes)])
         heading = "## By phase, median seconds"
         parts = ["# Cold start", head, table(self.starts), heading, phase_table(self.starts)]

@@ -288,6 +288,7 @@ async def measure_openai(port: int, model: str, load: Load) -> Measurement:
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:
     """Run the load, and close the clients; return the figures."""
+    # The server accepts the streams meanwhile.
     await asyncio.sleep(_OPENED_S)
     try:
         return await run_load(clients, load)

@@ -132,7 +132,7 @@ def test_a_report_replaces_none(tmp_path: Path) -> None:
     from harness import results
 
     out, about = tmp_path / "results" / "serving", r"abc1234 with changes | `serving.py --note 'a\|b'` |"
-    stems = [results.take(out, "abc1234 with changes", "serving.py --note 'a|b'") for _ in range(3)]
+    stems = [results.reserve(out, "abc1234 with changes", "serving.py --note 'a|b'") for _ in range(3)]
     assert len({stem.name for stem in stems}) == 3
     assert all("abc1234-with-changes" in stem.name and stem.with_name(f"{stem.name}.md").exists() for stem in stems)
     rows = (out.parent / "runs.md").read_text().splitlines()
