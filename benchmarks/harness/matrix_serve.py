@@ -350,7 +350,7 @@ def judge(ours: Sequence[Sequence[float]], runs: Sequence[Any]) -> dict[str, Any
     """
     first, *others = runs
     from_itself = max((matrix_ask.difference(first, other) for other in others), default=0.0)
-    # To the nearest run. The server puts the prompts in batches of its own.
+    # To the nearest run, because all runs of the engine are right.
     difference = min(matrix_ask.difference(ours, one) for one in runs)
     # The dummy weights of the norms are small, too: numbers of prompts differ by 2e-5 (Llama, CPU).
     other_prompt = matrix_ask.difference(first[:1], first[1:2])

@@ -104,7 +104,7 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {f"{MARK}{i}": i for i in range(shape.words)}
     specials = {token: shape.words + i for i, token in enumerate(shape.specials)}
-    # How a special token is found in a text; a tokenizer file must have all four.
+    # How a special token is found in a text.
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer: dict[str, object] = {
         "version": "1.0",
