@@ -156,7 +156,7 @@ def server_of(case: str, setting: Setting) -> TritonTarget | OpenAITarget:
 
 
 def ask_for_token(server: TritonTarget | OpenAITarget) -> None:
-    """Send a request for one token, and wait for the answer."""
+    """Send a request for one token to a started server, and wait for the answer."""
     if isinstance(server, TritonTarget):
         run(ask(server.grpc))
         return

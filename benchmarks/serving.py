@@ -146,12 +146,12 @@ def open_cells(
         rates = list(options.rates)
         if options.shares:
             # Above the capacity of one target, its queue would only grow.
-            most, target = capacity(rounds, like)
-            rates += [share * most for share in options.shares]
-            shares = ", ".join(f"{share:g} is {share * most:.4g}/s" for share in options.shares)
+            full_rate, slowest = capacity(rounds, like)
+            rates += [share * full_rate for share in options.shares]
+            meanings = [f"{share:g} is {share * full_rate:.4g}/s" for share in options.shares]
             notes.append(
-                f"capacity, {prompt} + {tokens} tokens: {most:.4g} requests/s, "
-                f"the slowest's ({target}); {shares}"
+                f"capacity, {prompt} + {tokens} tokens: {full_rate:.4g} requests/s, "
+                f"the slowest's ({slowest}); {', '.join(meanings)}"
             )
         cells += [replace(like, rate=rate) for rate in sorted(rates)]
     return cells

@@ -164,6 +164,7 @@ def _tensors(tensors: Iterable[contract.Tensor], head: str = "input", last: str 
     return re.sub(r"\|  \|", "| |", table)
 
 
+# A comment that begins with "Patch NAME:", up to its end or to the next one.
 _PATCH = r"# Patch ([a-z-]+): (.*(?:\n *# (?!Patch ).*)*)"
 
 

@@ -69,7 +69,7 @@ async def serve(arguments: dict[str, Any], replies: int) -> None:
     # loop meanwhile.
     while line := await asyncio.to_thread(sys.stdin.readline):
         load = Load(**json.loads(line))
-        # They are part of the requests' ids, which must be unique.
+        # The names are part of the requests' ids, which must be unique.
         names = [f"{load.seed}-{number}" for number in range(load.in_flight)]
         clients: list[Client] = [EngineClient(engine, name) for name in names]
         reply = asdict(await run_load(clients, load))

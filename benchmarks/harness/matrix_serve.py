@@ -314,6 +314,7 @@ def _compare(row: Row, setting: Setting, ours: list[list[float]], result: dict[s
     prompts: Sequence[Any] = matrix_ask.make_prompts(MATRIX_SHAPES[row.shape].vocabulary)
     if row.check in MEDIA:
         prompts = matrix_media.questions(row.check)
+    # With room for each prompt four times in one batch, which is the largest that the engine gets.
     arguments = {**setting.arguments, "max_num_seqs": 16}
     question = json.dumps({"arguments": arguments, "prompts": prompts, "kind": kind})
     python = setting.environment / "bin" / "python"
@@ -352,7 +353,8 @@ def judge(ours: Sequence[Sequence[float]], runs: Sequence[Any]) -> dict[str, Any
     from_itself = max((matrix_ask.difference(first, other) for other in others), default=0.0)
     # To the nearest run, because all runs of the engine are right.
     difference = min(matrix_ask.difference(ours, one) for one in runs)
-    # The dummy weights of the norms are small, too: numbers of prompts differ by 2e-5 (Llama, CPU).
+    # Dummy weights are so small, those of the norms too, that even another prompt's numbers differ
+    # little: by 2e-5 (Llama, CPU).
     other_prompt = matrix_ask.difference(first[:1], first[1:2])
     limit = 2 * max(from_itself, _ROUNDING)
     return {

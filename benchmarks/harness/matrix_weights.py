@@ -19,8 +19,8 @@ def main(folder: str) -> None:
     import transformers
 
     file = Path(folder) / "config.json"
-    about = file.read_text("utf-8")
-    (architecture,) = json.loads(about)["architectures"]
+    content = file.read_text("utf-8")
+    (architecture,) = json.loads(content)["architectures"]
     torch.manual_seed(57)
     config = transformers.AutoConfig.from_pretrained(folder)
     model = getattr(transformers, architecture)(config)
@@ -32,7 +32,7 @@ def main(folder: str) -> None:
     model.to(torch.float16).save_pretrained(folder)
     # save_pretrained() has rewritten it with the names of this version of transformers. People's
     # checkpoints have those of older versions.
-    file.write_text(about, "utf-8")
+    file.write_text(content, "utf-8")
 
 
 if __name__ == "__main__":

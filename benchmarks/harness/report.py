@@ -160,16 +160,16 @@ def table(rounds: list[Round]) -> str:
     heads[1:1] = [f"/ {base}" for base in bases]
     # 2) A row for each target
     rows = []
-    for target, mine in by_target.items():
+    for target, own_rounds in by_target.items():
         figures = []
         for column in columns:
-            values = [getattr(entry.measured, column.name) * column.factor for entry in mine]
+            values = [getattr(entry.measured, column.name) * column.factor for entry in own_rounds]
             figures.append(median_and_range(values, column.digits))
         figures[1:1] = [median_and_range(ratios(rounds, target, base), 2) for base in bases]
-        memory = [sum(entry.memory_bytes.values()) / 1e9 for entry in mine]
+        memory = [sum(entry.memory_bytes.values()) / 1e9 for entry in own_rounds]
         figures.append(median_and_range(memory, 2))
         # A role that would be shown as 0.000 is left out.
-        seconds = per_thousand(mine).items()
+        seconds = per_thousand(own_rounds).items()
         used = [f"{role} {value:.3f}" for role, value in seconds if value >= 0.0005]
         rows.append([target, *figures, ", ".join(used)])
     return markdown(["target", *heads, "memory GB", "CPU s per 1000 tokens"], rows)

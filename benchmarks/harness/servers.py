@@ -190,6 +190,7 @@ class Server:
         status = self.running().poll()
         if status is not None:
             why = f"ended with status {status}"
+        # The log changes with each line that the server writes.
         elif time.time() - self.log.stat().st_mtime > self.stall_limit_s:
             why = f"said nothing for {self.stall_limit_s:.0f} s"
         elif time.monotonic() > limit:

@@ -93,7 +93,8 @@ class Sources:
     def lineage(self, qualified: str) -> list[tuple[str, ast.ClassDef]]:
         """Return a class and its bases in vLLM, each with its module; [] if it is not found.
 
-        Bases come first, and the class itself is last. So later members replace earlier ones.
+        Bases come first and the class itself is last, so that its own members replace inherited
+        ones in ``members``.
 
         Args:
             qualified: the module and the class, such as ``vllm.outputs.RequestOutput``.
