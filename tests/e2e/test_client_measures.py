@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.slow
 def test_the_same_time_stamps_give_the_figures_of_vllm_bench_serve(parts: Parts) -> None:
     """Its own code calculates them in the environment: answers of one token and of many, several in a piece, and failures."""
     source = random.Random(5)

@@ -29,7 +29,8 @@ pytestmark = [
 LOST = "--layout parts|No module named '(_struct|encodings)'"
 
 
-@pytest.mark.parametrize("layout", [pytest.param("archive", marks=pytest.mark.slow), "directory"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["archive", "directory"])
 def test_a_layout_is_served_as_it_was_built(
     packager: Packager, light_parts: Parts, disk_folder: Path, no_leftovers: None, layout: str
 ) -> None:

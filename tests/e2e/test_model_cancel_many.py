@@ -70,6 +70,7 @@ WAYS = (cancel, cut, close)
 COUNTS = [60, pytest.param(1000, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_each_is_stopped(wide_server: TritonServer, notes: Notes, count: int) -> None:
     """On an idle server one by one, then beside others that go on: vLLM has nothing to do in the end."""

@@ -126,6 +126,7 @@ def _is_served(server: TritonServer) -> bool:
     return generate(server.http_url, {"text_input": PROMPT, "max_tokens": 1})[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["chosen"], scope="module")
 def test_hung_engine_is_told_to_all_and_comes_back(doomed: TritonServer) -> None:
     """A process that stands still is none that has died: vLLM calls it healthy for ever."""

@@ -38,7 +38,7 @@ class Checked:
 @pytest.fixture(
     params=[
         pytest.param("opt", marks=pytest.mark.xdist_group("first_start")),  # the worker that has this server for others too
-        pytest.param("llama", marks=pytest.mark.xdist_group("llama_server")),
+        pytest.param("llama", marks=[pytest.mark.xdist_group("llama_server"), pytest.mark.slow]),
     ]
 )
 def checked(request: pytest.FixtureRequest) -> Checked:

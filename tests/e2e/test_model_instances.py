@@ -145,6 +145,7 @@ def test_instances_answer_from_one_engine(group: TritonServer) -> None:
     assert page().total(ANSWERED) == len(answers)
 
 
+@pytest.mark.slow
 def test_instances_answer_as_one_does(group: TritonServer, llama_server: TritonServer) -> None:
     """Also with the adapters."""
     asked = [prompt(PROMPT, {**GREEDY, "lora_name": name} if name else GREEDY) for name in NAMES]
@@ -173,6 +174,7 @@ def test_instances_share_the_port_of_the_openai_server(group: TritonServer) -> N
     assert len(engines(group)) == 1
 
 
+@pytest.mark.slow
 def test_a_changed_adapter_is_seen_by_all_instances(
     group: TritonServer, llama_server: TritonServer, made_models: MadeModels, adapters: Path
 ) -> None:
@@ -233,6 +235,7 @@ def sleep_that_waits(group: TritonServer) -> Iterator[tuple[OpenStream, OpenStre
         yield stream, sleep
 
 
+@pytest.mark.slow
 def test_an_operator_puts_all_instances_to_sleep(group: TritonServer) -> None:
     """Whichever gets the request: all refuse what is new, what is in flight in any ends first, and any wakes them up."""
     for _ in range(ROUNDS):
@@ -250,6 +253,7 @@ def test_an_operator_puts_all_instances_to_sleep(group: TritonServer) -> None:
         wait_for(lambda: says_awake(group))
 
 
+@pytest.mark.slow
 def test_an_operator_calls_a_sleep_off_through_any_instance(group: TritonServer) -> None:
     """The request for which it waits goes on, and all take requests again."""
     for _ in range(ROUNDS):
@@ -260,6 +264,7 @@ def test_an_operator_calls_a_sleep_off_through_any_instance(group: TritonServer)
             assert not stream.ended
 
 
+@pytest.mark.slow
 def test_an_operator_has_an_adapter_loaded_again_for_all_instances(
     group: TritonServer, made_models: MadeModels, adapters: Path
 ) -> None:
@@ -302,6 +307,7 @@ def test_a_killed_engine_comes_back_for_all_instances(group: TritonServer, made_
     shutil.rmtree(adapters / "sql")
 
 
+@pytest.mark.slow
 def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(group: TritonServer) -> None:
     """No process, no folder; the second load has another number of instances and an engine of its own, once."""
     start = len(said(group))
@@ -320,6 +326,7 @@ def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(group: T
     assert is_served(group)
 
 
+@pytest.mark.slow
 def test_a_killed_instance_that_led_is_replaced_by_another(group: TritonServer) -> None:
     """Its engine ends with it; another instance starts one for those that are left."""
     start = len(said(group))

@@ -40,6 +40,7 @@ SHORT = {"model": "vllm", "prompt": PROMPT, "max_tokens": 1}
 UNLOADED = "the model was unloaded before the request had finished"
 
 
+@pytest.mark.slow
 def test_an_unload_lets_requests_finish_and_then_says_so(long_server: TritonServer) -> None:
     """New ones are refused meanwhile; afterwards the port is closed, and the next load has it again."""
     url = openai_url(long_server)

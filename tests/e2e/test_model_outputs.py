@@ -93,6 +93,7 @@ def test_stop_string_ends_the_answer_and_is_named(server: TritonServer, streamin
     assert answer.values("finish_reason")[-1] == [b"stop"]
 
 
+@pytest.mark.slow
 def test_n_four_with_a_seed_equals_the_engine_in_process(server: TritonServer, parts: Parts) -> None:
     """Whole and streamed, each of four sampled completions is, at its index, what vLLM itself samples."""
     parameters = {"n": 4, "seed": 7, "temperature": 1.5, "max_tokens": 24, "ignore_eos": True}

@@ -29,6 +29,7 @@ UNLOADED = "the model was unloaded before the request had finished"
 PATIENCE = 240.0
 
 
+@pytest.mark.slow
 def test_what_waits_too_long_is_refused_and_dropped(wide_server: TritonServer) -> None:
     """Streams and whole answers behind a long one are refused, vLLM forgets them, and the long one goes on."""
     short = {"max_tokens": 1, **OWN}
@@ -53,6 +54,7 @@ def _waiting(server: TritonServer) -> float:
     return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:num_requests_waiting")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("streaming", "n"), [(False, 1), (True, 1), (False, 2)])
 def test_what_has_begun_goes_on_until_the_default_deadline(wide_server: TritonServer, streaming: bool, n: int) -> None:
     """A whole answer shows nothing before its end, and is not taken for one that waits; of two completions one has begun."""
@@ -65,6 +67,7 @@ def test_what_has_begun_goes_on_until_the_default_deadline(wide_server: TritonSe
     assert error == EXPIRED
 
 
+@pytest.mark.slow
 @pytest.mark.ends_server
 def test_what_a_real_engine_works_on_is_answered_when_the_server_ends(wide_server: TritonServer) -> None:
     """SIGTERM: after the grace period each is told UNAVAILABLE, and the server ends well; test_model_exit.py has more of them."""

@@ -79,6 +79,7 @@ def test_two_servers_that_start_at_once_share_one_unpacking(in_parts: Parts, pla
     assert 1 <= sum(one.told[UNPACKING] for one in started) <= 1 + given_up
 
 
+@pytest.mark.slow
 def test_a_model_that_imports_vllm_itself_finds_it_and_the_next_start_unpacks_nothing(
     in_parts: Parts, place: Path, no_leftovers: None
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_model_that_imports_vllm_itself_finds_it_and_the_next_start_unpacks_no
     assert {path: path.lstat().st_ino for path in tree.rglob("*.so*")} == before
 
 
+@pytest.mark.slow
 def test_parts_from_an_object_store_are_served(in_parts: Parts, disk_folder: Path, no_leftovers: None) -> None:
     """Triton makes the stub executable again; the parts have modes and links in them."""
     model = copy_into(disk_folder / "models", in_parts)
@@ -203,6 +205,7 @@ exec "$@"
 """
 
 
+@pytest.mark.slow
 def test_it_is_served_on_a_read_only_root_file_system(in_parts: Parts, disk_folder: Path, no_leftovers: None) -> None:
     """As docs/layouts.md says it: /tmp in memory, from which programs may run, and a volume as the home."""
     model = copy_into(disk_folder / "models", in_parts)

@@ -139,6 +139,7 @@ def root_with_own_stub(root: Path, folder: Path, release: str, environment: Path
     return program
 
 
+@pytest.mark.slow
 def test_a_model_for_a_triton_elsewhere_is_served_by_the_servers_own_stub(
     for_release: Packager, light_parts: Parts, provisioned: Path, disk_folder: Path, no_leftovers: None
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_model_for_a_triton_elsewhere_is_served_by_the_servers_own_stub(
     assert len(trees_in(disk_folder / "unpacked")) == 1
 
 
+@pytest.mark.slow
 def test_a_triton_root_anywhere_serves_the_smoke_run(
     packager: Packager, light_parts: Parts, provisioned: Path, disk_folder: Path, no_leftovers: None
 ) -> None:

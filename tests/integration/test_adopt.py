@@ -149,6 +149,7 @@ def _run(argv: list[str], lab: Lab) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.slow
 def test_killed_it_leaves_no_model_or_a_whole_one(official: Path, tmp_path: Path) -> None:
     """Killed at random moments until both were met; the official folder is as it was, whenever that is."""
     made = tmp_path / "made"
