@@ -41,14 +41,16 @@ class Service:
             self._load(args)
 
     def _load(self, args: Mapping[str, str]) -> None:
+        """Load the model, and what checks requests to it, and open its OpenAI port if it has one."""
         self._model = load(args, self._log)
         prepared = self._model.prepared
         settings = prepared.settings
         self._restarts = settings.restart
         engine = self._model.engine
+        when_dead = None
         if settings.health_check:
+            when_dead = self._unload
             engine.runner.check_health(self._unload)
-        when_dead = self._unload if settings.health_check else None
         self._dialect = settings.dialect
         self._errors_apart = prepared.server >= triton.ERRORS_APART_SINCE
         self._served = Served(
@@ -62,12 +64,18 @@ class Service:
             self._serve_openai(prepared.openai)
 
     def _serve_openai(self, plan: Plan) -> None:
-        # Without a port, nothing of that room is imported.
+        """Let vLLM's OpenAI server serve the engine, too.
+
+        Raises:
+            ConfigError: it did not start. The model has then been closed.
+        """
+        # Imported here: a model without this server needs nothing of that room.
         from triton_vllm.openai import start
 
         prepared = self._model.prepared
         engine = self._model.engine
-        # An unload waits for the server, and these checks are made in the event loop.
+        # A request that finds the engine dead does not unload the model here. The call waits for
+        # Triton's server, and these requests are checked in the event loop.
         fit = engine.fit(when_dead=None)
         try:
             engine.attach(

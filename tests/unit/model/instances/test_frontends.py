@@ -193,7 +193,7 @@ def test_operator_requests_are_refused_where_several_engines_serve(monkeypatch):
     """Before an engine is started; instances that share one get as far as that."""
     settings = Settings(limits=Limits(operator_requests=("sleep",)))
     monkeypatch.setattr(load, "prepare", lambda *_: SimpleNamespace(settings=settings))
-    monkeypatch.setattr(load, "_start", lambda *_: pytest.fail("it starts"))
+    monkeypatch.setattr(load, "_start_engine", lambda *_: pytest.fail("it starts"))
     pair: Any = SimpleNamespace(count=2)
     for groups in ('[{"count": 2}, {"count": 1}]', '[{"count": 2, "gpus": [0, 1]}]'):
         with pytest.raises(ConfigError, match="OPERATOR_REQUESTS is for a model with one engine"):

@@ -66,18 +66,23 @@ class AbandonedLoad:
         self._thread.join()
 
     def _run(self) -> None:
+        """Look every period, and once more after the load; end this process if it is abandoned.
+
+        It is abandoned if the server waits for its end at two looks, one period apart.
+        """
         loaded = False
         while not loaded:
+            # Returns at once when the load is over.
             loaded = self._loaded.wait(self._period_s)
             if self._waits():
                 # A wait that is over after a period was for something else.
                 time.sleep(self._period_s)
                 if self._waits():
-                    _tell()
+                    _write_reason()
                     self._end(1)
 
 
-def _tell() -> None:
+def _write_reason() -> None:
     """Write the reason to stderr, and wait at most a second for that."""
     # Triton's log cannot be used. For each line the server waits for an answer from the process
     # that wrote it, even if that process has ended.
@@ -93,6 +98,7 @@ def _tell() -> None:
 
 
 def _waits_for_this_process() -> bool:
+    """Return whether this process is a stub, and its server waits for it to end."""
     try:
         program = Path("/proc/self/exe").readlink().name
     except OSError:
@@ -112,9 +118,11 @@ def waits(server: int, process: int) -> bool:
     Returns:
         False also if the kernel does not say.
     """
-    # While that thread loads a model, it has no other child to wait for.
+    # proc(5): `children` has the processes that this thread has started, and `wchan` the function
+    # of the kernel in which it sleeps.
     for thread in Path(f"/proc/{server}/task").glob("*"):
         if str(process) in _read(thread / "children").split():
+            # While the thread loads a model, it has no other child to wait for.
             return _read(thread / "wchan") == "do_wait"
     return False
 

@@ -51,8 +51,10 @@ class Cause:
         self._handler: logging.FileHandler | None = None
 
     def __enter__(self) -> Cause:  # noqa: PYI034 - Self is not in the typing of Python 3.10
+        """Make vLLM's logger write errors also to a file, here and in vLLM's other processes."""
         is_off = self._environment.get(OFF_VARIABLE) == "0"
-        if self._config is None or is_off or self._environment.get(PATH_VARIABLE):
+        is_configured = bool(self._environment.get(PATH_VARIABLE))
+        if self._config is None or is_off or is_configured:
             return self
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="triton_vllm_load_"))
@@ -71,6 +73,7 @@ class Cause:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Undo what ``__enter__`` did: remove the variable, the handlers and the file."""
         if self._handler is not None:
             del self._environment[PATH_VARIABLE]
             # vLLM may have read the configuration in this process, too. Then its logger has one
@@ -107,7 +110,7 @@ def _with_file(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "level": "ERROR",
         "encoding": "utf-8",
     }
-    # Copied, because the dictionary is vLLM's own.
+    # Copied, because the dictionary is vLLM's own. "load" is our handler's name in it.
     logger = config["loggers"]["vllm"]
     logger = {**logger, "handlers": [*logger["handlers"], "load"]}
     return {
@@ -139,8 +142,10 @@ def shared_memory_remedy(error: BaseException) -> str | None:
         return None
     size = status.f_blocks * status.f_frsize
     free = status.f_bavail * status.f_frsize
-    # Then another file system is full.
-    if free > max(_FULL_BELOW_BYTES, min(size // 2, _FREE_FROM_BYTES)):
+    # In a small region, half of it is enough.
+    enough = max(_FULL_BELOW_BYTES, min(size // 2, _FREE_FROM_BYTES))
+    # If shared memory has space, another file system is full.
+    if free > enough:
         return None
     return (
         f"{SHARED_MEMORY} has {size >> 20} MiB, of which {free >> 20} MiB are free: give it more, "

@@ -57,17 +57,24 @@ def visible(
                 "GPU_DEVICE_IDS is for KIND_MODEL; "
                 "with KIND_GPU, list the GPUs in instance_group.gpus"
             )
-        return _nth(environment.get(DEVICES_VARIABLE, ""), device_id) if device_id >= 0 else None
+        if device_id < 0:
+            return None
+        return _device_name(environment.get(DEVICES_VARIABLE, ""), device_id)
     if kind != "MODEL" or not gpu_ids:
         return None
-    any_number = world == 1 and engine_args.get("distributed_executor_backend") == "ray"
-    spread = machines(engine_args)
-    if len(gpu_ids) * spread != world and not any_number:
+    # GPU_DEVICE_IDS has the GPUs of one machine. Each machine uses the same number.
+    machine_count = machines(engine_args)
+    is_complete = len(gpu_ids) * machine_count == world
+    # As in the official backend, one worker under Ray may be given any number.
+    may_differ = world == 1 and engine_args.get("distributed_executor_backend") == "ray"
+    if not is_complete and not may_differ:
         shown = " * ".join(f"{name}_parallel_size({size})" for name, size in sizes.items())
-        here = f"{len(gpu_ids)} for each of {spread} machines" if spread > 1 else len(gpu_ids)
+        given = f"{len(gpu_ids)}"
+        if machine_count > 1:
+            given = f"{given} for each of {machine_count} machines"
         raise ConfigError(
             "The number of GPU IDs specified in GPU_DEVICE_IDS parameter must match "
-            f"the total parallelism world size ({shown} = {world}), and it has {here}."
+            f"the total parallelism world size ({shown} = {world}), and it has {given}."
         )
     return ",".join(map(str, gpu_ids))
 
@@ -92,6 +99,11 @@ def machines(engine_args: Mapping[str, Any]) -> int:
 
 
 def _size(engine_args: Mapping[str, Any], argument: str) -> int:
+    """Return an engine argument that is a number from 1 on; 1 if it is not given.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     value = engine_args.get(argument)
     try:
         # null in the file means vLLM's default, which is 1
@@ -111,15 +123,19 @@ def uses_ray(engine_args: Mapping[str, Any]) -> bool:
 
 def is_on_one_machine(engine_args: Mapping[str, Any]) -> bool:
     """Return whether all processes of the engine are sure to be on this machine."""
-    # A rank may be 0, which is no flag that is off.
     given = [engine_args.get(name) for name in _FOR_SEVERAL_MACHINES]
-    is_alone = all(value is None or value is False for value in given)
-    return is_alone and not uses_ray(engine_args) and machines(engine_args) == 1
+    # "is False", because a rank of 0 equals False, and is given.
+    none_given = all(value is None or value is False for value in given)
+    return none_given and not uses_ray(engine_args) and machines(engine_args) == 1
 
 
-def _nth(visible_devices: str, index: int) -> str:
-    """Return the name of the GPU at Triton's index."""
-    # If CUDA_VISIBLE_DEVICES is set, Triton's index counts within its list. An entry may be an
-    # index or the GPU's UUID.
+def _device_name(visible_devices: str, index: int) -> str:
+    """Return what CUDA_VISIBLE_DEVICES must be for the one GPU that has this index in Triton.
+
+    Args:
+        visible_devices: the server's CUDA_VISIBLE_DEVICES. If it is set, Triton's index counts
+            within its list. An entry may be an index or the GPU's UUID.
+        index: the index.
+    """
     names = [name.strip() for name in visible_devices.split(",") if name.strip()]
     return names[index] if index < len(names) else str(index)

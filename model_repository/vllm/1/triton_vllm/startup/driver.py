@@ -15,6 +15,7 @@ _VERSION_FILE = Path("/proc/driver/nvidia/version")
 # Within CUDA 12 or 13, it runs every minor version.
 _FIRST_DRIVERS = {12: "525.60", 13: "580.65"}
 _OLDER_CUDA = "12.9"
+"""The CUDA version of the builds for older drivers."""
 
 
 def check() -> None:
@@ -45,6 +46,7 @@ def complaint(runs: str, driver: str, cuda: str) -> tuple[str, str]:
     update = "update the driver"
     if _major(cuda) in _FIRST_DRIVERS:
         update = f"update the driver to {_FIRST_DRIVERS[_major(cuda)]} or newer"
+    # The driver is too old for the older CUDA, too.
     if _major(runs) < _major(_OLDER_CUDA):
         return what, f"{update[0].upper()}{update[1:]}."
     return what, f"Build it with ./gen_vllm_env.sh --cuda {_OLDER_CUDA}, or {update}."
@@ -55,6 +57,7 @@ def _major(version: str) -> int:
 
 
 def _cuda_of_driver() -> str:
+    """Return the newest CUDA version that the driver runs, such as ``13.0``; "" if not known."""
     # The library answers for itself or, in a container, for NVIDIA's compatibility package, which
     # replaces it. The call initializes no GPU, so a fork may follow.
     version = ctypes.c_int()
@@ -63,10 +66,14 @@ def _cuda_of_driver() -> str:
     # There is no driver. Or it is a stand-in that only lets imports succeed.
     except (OSError, AttributeError):
         return ""
-    return f"{version.value // 1000}.{version.value % 1000 // 10}" if version.value else ""
+    if not version.value:
+        return ""
+    # 12090 is 12.9
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def _driver_version() -> str:
+    """Return the version of the kernel's driver, such as ``580.65.06``; "" if not known."""
     try:
         text = _VERSION_FILE.read_text(encoding="utf-8")
     except OSError:
@@ -76,7 +83,8 @@ def _driver_version() -> str:
 
 
 def _cuda_of_torch() -> str:
-    # Its file says it. To import torch takes seconds.
+    """Return the CUDA version that torch was built for, such as ``13.0``; "" if it has none."""
+    # Read from its file, because importing torch takes seconds.
     found = importlib.util.find_spec("torch")
     if found is None or not found.origin:
         return ""

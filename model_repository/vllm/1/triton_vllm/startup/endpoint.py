@@ -63,42 +63,50 @@ class HttpEndpoint:
     def is_closing(self) -> bool:
         """Return whether the endpoint has answered before and now refuses; asks it once."""
         self.find()
-        places = listening(self._server)
-        for address, refusals in self._refusals.items():
+        listened_on = listening(self._server)
+        for address in self._refusals:
             answer = is_answered(address)
-            # An answer that has not come in time says nothing. Nor does a refusal on a port that
-            # another server shares, or has taken from an endpoint that is gone.
             if answer:
                 self._refusals[address] = 0
-            elif answer is None:
-                self._refusals[address] += self._is_standalone() and is_gone(address)
-            elif places.count(address) == 1:
-                self._refusals[address] = refusals + 1
+                continue
+            if answer is None:
+                # An answer that has not come in time says nothing, but a closed port does.
+                refuses = self._is_standalone() and is_gone(address)
+            else:
+                # Not if another server shares the port, or has taken it from an endpoint that is
+                # gone: this may be its refusal.
+                refuses = listened_on.count(address) == 1
+            if refuses:
+                self._refusals[address] += 1
         return any(refusals >= REFUSALS_OF_CLOSING for refusals in self._refusals.values())
 
     def _is_standalone(self) -> bool:
         return _lines(Path(f"/proc/{self._server}/comm")) == [_SERVER_PROGRAM]
 
     def _search(self) -> None:
+        """Ask each port of the server; note those that answer in HTTP, and when to search again.
+
+        The search is complete if one has answered so, and none was too slow to answer.
+        """
         now = self._clock()
         if self._eager_until is None:
             self._eager_until = now + EAGER_SEARCH_S
         if now < self._next_search:
             return
-        places = listening(self._server)
+        addresses = listening(self._server)
         # With --reuse-http-port several servers share a port, and one that ends would refuse
         # connections that this server might have answered.
-        own = [place for place in places if places.count(place) == 1]
-        answers = {place: is_answered(place) for place in own}
-        for place, answer in answers.items():
+        own = [address for address in addresses if addresses.count(address) == 1]
+        answers = {address: is_answered(address) for address in own}
+        for address, answer in answers.items():
             if answer:
-                self._refusals.setdefault(place, 0)
-        is_sure = None not in answers.values()
-        self._is_complete = bool(self._refusals) and is_sure
+                self._refusals.setdefault(address, 0)
+        all_known = None not in answers.values()
+        self._is_complete = bool(self._refusals) and all_known
         # A busy endpoint may not answer in time. It is asked again at the next look, because a
         # server that ends before it has been found cuts its clients off.
-        waits = is_sure and now >= self._eager_until
-        self._next_search = self._clock() + (SEARCH_PERIOD_S if waits else 0)
+        may_wait = all_known and now >= self._eager_until
+        self._next_search = self._clock() + (SEARCH_PERIOD_S if may_wait else 0)
 
 
 def is_answered(address: Address) -> bool | None:
@@ -135,6 +143,7 @@ def listening(process: int) -> list[Address]:
     is in the list more than once.
     """
     own = set(_sockets(process))
+    # The sockets that listen on each address, by their inodes, of any process.
     inodes: dict[Address, list[str]] = {}
     for name in ("tcp", "tcp6"):
         for line in _lines(Path(f"/proc/{process}/net/{name}")):
@@ -142,7 +151,12 @@ def listening(process: int) -> list[Address]:
             # proc_net(5): local address, remote address, state, …, inode
             if len(fields) > 9 and fields[3] == _LISTENING_STATE:
                 inodes.setdefault(_address(fields[1]), []).append(fields[9])
-    return [place for place, found in inodes.items() if own & set(found) for _ in found]
+    addresses: list[Address] = []
+    for address, sockets in inodes.items():
+        if own & set(sockets):
+            # once for each socket
+            addresses += [address] * len(sockets)
+    return addresses
 
 
 def _sockets(process: int) -> Iterator[str]:

@@ -132,10 +132,11 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
             both files exist and differ.
     """
     path = place(model_dir, version_dir)
-    values = _object(path)
+    values = _read_object(path)
     official = version_dir / ARGUMENTS_NAME
     if path != official and official.is_file():
-        _refuse_difference(values, _object(official), f"{version_dir.name}/{ARGUMENTS_NAME}")
+        theirs = _read_object(official)
+        _refuse_difference(values, theirs, f"{version_dir.name}/{ARGUMENTS_NAME}")
     # vLLM would ask a model hub for a model of its own choice, or for one without a name.
     if values.get("model") in (None, ""):
         raise ConfigError(
@@ -156,7 +157,12 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     return values
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object.
+
+    Raises:
+        ConfigError: the file is missing, or has something else.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -176,6 +182,7 @@ def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], nam
     """Raise ConfigError if our file differs from the official backend's, whose name is ``name``."""
     if ours == official:
         return
+    # An argument that is null differs from one that is missing.
     missing = object()
     differing = sorted(
         key
@@ -285,6 +292,11 @@ def failure(
 
 
 def _replace(name: str, value: Any, declared: Mapping[str, Any], file: str) -> Mapping[str, Any]:
+    """Return this vLLM's arguments for one that it lacks; empty if the argument is ignored.
+
+    Raises:
+        ConfigError: no vLLM ever had an argument ``name``, or its value is of the wrong type.
+    """
     if name in REMOVED:
         return {}
     if name not in REPLACEMENTS:

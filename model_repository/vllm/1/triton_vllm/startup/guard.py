@@ -24,10 +24,12 @@ def own() -> None:
     owner = str(os.getpid())
     if os.environ.get(OWNER_VARIABLE) != owner:
         # A spawned child starts the watch through the packed environment: a `.pth` file there does
-        # so when the variable is set. Ray also copies it to other machines, where this process id
-        # means nothing; so the place goes with it.
+        # so when the variable is set.
         os.environ[OWNER_VARIABLE] = owner
+        # Ray copies both variables to other machines, where this process id means nothing. The
+        # second one tells where it is valid.
         os.environ[PLACE_VARIABLE] = process_space()
+        # A forked child does not read the `.pth` file.
         os.register_at_fork(after_in_child=watch)
 
 
@@ -75,6 +77,8 @@ def _wait_for_end(owner: int) -> None:
 
 
 def _poll(owner: int) -> None:
+    """Return when the process ``owner`` has ended; look every second."""
+    # Signal 0 only asks whether the process exists.
     with contextlib.suppress(ProcessLookupError):
         while True:
             # PermissionError means that the owner lives, as another user.

@@ -84,11 +84,14 @@ def keep_compiled(environment: MutableMapping[str, str]) -> None:
     # Without this folder, the compilers use their own places.
     if not _is_writable(root):
         return
-    # TRITON_CACHE_DIR would take Triton's kernels out of a folder that the operator has named.
     home = environment.get("TRITON_HOME")
-    theirs = {"TRITON_CACHE_DIR"} if home and home != environment.get(CACHE_VARIABLE) else set()
-    for name in _COMPILED_FOLDERS.keys() - theirs:
-        environment.setdefault(name, str(root / _COMPILED_FOLDERS[name]))
+    # `settle` sets it to the same folder as CACHE_VARIABLE.
+    is_operators = bool(home) and home != environment.get(CACHE_VARIABLE)
+    for name, folder in _COMPILED_FOLDERS.items():
+        # This variable would take Triton's kernels out of the operator's TRITON_HOME.
+        if name == "TRITON_CACHE_DIR" and is_operators:
+            continue
+        environment.setdefault(name, str(root / folder))
 
 
 def private_folder() -> Path:
@@ -108,7 +111,8 @@ def private_folder() -> Path:
 
 
 def _is_writable(folder: Path) -> bool:
-    # A missing folder can be made if its nearest existing parent can be written.
+    """Return whether this user can write into a folder, or make it if it is missing."""
+    # It can be made if its nearest existing parent can be written.
     absolute = folder.absolute()
     existing = next(path for path in (absolute, *absolute.parents) if os.path.lexists(path))
     return os.access(existing, os.W_OK | os.X_OK)

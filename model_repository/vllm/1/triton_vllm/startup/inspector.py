@@ -46,6 +46,7 @@ def replace_inspection(
     owner = os.getpid()
 
     def run(given: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        """Do an inspection here or in a fork; pass any other call on to ``subprocess.run``."""
         is_known = given == expected and options.keys() == {"input", "capture_output"}
         # If EngineCore is a fork, it has this function, too. It may have initialized CUDA, so it
         # runs vLLM's command.
@@ -57,7 +58,7 @@ def replace_inspection(
                 if _answer_in_fork(options["input"]):
                     return subprocess.CompletedProcess(given, 0, b"", b"")
                 log.warning("a fork could not inspect the model's class: vLLM starts a process")
-        # vLLM looks at the status itself.
+        # No `check`: vLLM looks at the status itself.
         return subprocess.run(given, **options)  # noqa: PLW1510
 
     # Patch inspection: vLLM starts an interpreter for it, which imports vLLM (0.11 to 0.33;
@@ -73,12 +74,17 @@ def replace_inspection(
 
 
 def _answer(question: bytes) -> None:
-    # As vLLM's `_run` does it: the question is a function and the file for its result.
+    """Inspect a class as vLLM's ``_run`` does it.
+
+    Args:
+        question: vLLM's input for its process, a pickled function and the file for its result.
+    """
     inspect, output = pickle.loads(question)  # noqa: S301 - of this process
     Path(output).write_bytes(pickle.dumps(inspect()))
 
 
 def _may_fork() -> bool:
+    """Return False if CUDA does not allow a fork, or the operator has chosen against it."""
     # vLLM does not fork EngineCore in these cases either.
     if os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == "spawn":
         return False
@@ -96,6 +102,7 @@ def _answer_in_fork(question: bytes) -> bool:
     try:
         fork.join(FORK_S)
     finally:
+        # It hangs, or the load was interrupted.
         if fork.exitcode is None:
             fork.kill()
             fork.join()

@@ -117,25 +117,33 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 
 
 def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
+    """Load a model after this instance has met the others; see ``load``.
+
+    Args:
+        args: the arguments that Triton passes to ``initialize``.
+        log: reports the phases of the load.
+        shared: this instance's part in an engine that several share. None if it is the only one.
+    """
     with Progress(log) as progress:
         prepared = prepare(args, log, progress, shared)
         sharing = 1 if shared is None else shared.count
-        if instances(args) != sharing and prepared.settings.limits.operator_requests:
+        has_several_engines = instances(args) != sharing
+        if has_several_engines and prepared.settings.limits.operator_requests:
             # A request reaches only one of the engines.
             raise ConfigError(
                 "OPERATOR_REQUESTS is for a model with one engine: "
                 "have one instance group on one device, or leave it out"
             )
         progress.phase("starting the engine and loading the model")
-        engine, outbox = _start(prepared, shared, log)
-        parsers = _parsers(prepared, engine, outbox)
-        departure = _departure(engine, prepared, args["model_name"], log)
+        engine, outbox = _start_engine(prepared, shared, log)
+        parsers = _make_parsers(prepared, engine, outbox)
+        departure = _make_departure(engine, prepared, args["model_name"], log)
         watch = CancellationWatch(engine.jobs.ledger.watched, engine.jobs.cancel, log, departure)
         watch.start()
-        in_loop = engine.jobs.loop.call_soon_threadsafe
-        give_up = partial(in_loop, engine.give_up, GIVEN_UP)
-        is_stopped = partial(processes.is_stopped, os.getppid())
-        send_watch = StuckWatch(outbox.workers(), give_up, log, is_stopped)
+        # The watch calls this in its own thread, and the engine lives in its event loop.
+        give_up = partial(engine.jobs.loop.call_soon_threadsafe, engine.give_up, GIVEN_UP)
+        server_is_stopped = partial(processes.is_stopped, os.getppid())
+        send_watch = StuckWatch(outbox.workers(), give_up, log, server_is_stopped)
         send_watch.start()
         refusals = Refusals()
         publisher = _publish(prepared, shared, args, log, refusals)
@@ -159,14 +167,16 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     )
 
 
-def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
+def _make_engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
+    """Return the engine, which is not started yet."""
     vllm = prepared.vllm
     values = prepared.engine_args
     settings = prepared.settings
     if shared is not None:
         shared.use(vllm, values, parallel_sizes(values)["data"])
-    # The operator's own limit is the only one. And what works on other machines is not seen here.
-    sees_all = not settings.engine_timeout_s and is_on_one_machine(values)
+    # An engine counts as idle if none of its processes works. Processes of other machines cannot be
+    # seen from here. And if the operator has set a limit, it is the only one.
+    may_judge_idle = not settings.engine_timeout_s and is_on_one_machine(values)
     prompter = Prompter(
         vllm,
         vllm_api.media_loaders(vllm, values),
@@ -178,18 +188,20 @@ def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
         vllm,
         shared or Sole(vllm, values),
         prompter,
-        _store(prepared, shared, log),
+        _make_adapter_store(prepared, shared, log),
         log=log,
         limits=settings.limits,
         pace=Pace(
             settings.restart,
             silence=settings.engine_timeout_s,
-            idle=ENGINE_IDLE_S if sees_all else 0.0,
+            # 0 turns this limit off.
+            idle=ENGINE_IDLE_S if may_judge_idle else 0.0,
         ),
     )
 
 
-def _outbox(prepared: Prepared, log: Log) -> Outbox:
+def _make_outbox(prepared: Prepared, log: Log) -> Outbox:
+    """Return the outbox; its sender threads are not started yet."""
     many_cores = available_cores() >= MANY_CORES
     threads = prepared.settings.senders or (2 if many_cores else 1)
     pacing = CORES_TO_SPARE if many_cores else FEW_CORES
@@ -199,10 +211,15 @@ def _outbox(prepared: Prepared, log: Log) -> Outbox:
     return Outbox(partial(deliver, log), log, threads, pacing)
 
 
-def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
+def _start_engine(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
+    """Start the engine and the outbox; return both.
+
+    Raises:
+        ConfigError: vLLM did not start. The text has the cause; the log has the traceback.
+    """
     values = prepared.engine_args
-    engine = _engine(prepared, shared, log)
-    outbox = _outbox(prepared, log)
+    engine = _make_engine(prepared, shared, log)
+    outbox = _make_outbox(prepared, log)
     outbox.start()
     # Ray passes variables on to other machines. The file that `Cause` names in a variable does not
     # exist there, and vLLM would not start.
@@ -235,14 +252,22 @@ def _frames(error: Exception) -> str:
     return "".join(whole.format()).removesuffix(reason)
 
 
-def _store(prepared: Prepared, shared: Frontends | None, log: Log) -> AdapterStore | None:
+def _make_adapter_store(
+    prepared: Prepared, shared: Frontends | None, log: Log
+) -> AdapterStore | None:
+    """Return the store of LoRA adapters; None if the engine arguments do not enable them."""
     if not prepared.adapters.enabled:
         return None
     copies = Copies(shared.adapters() if shared is not None else None)
     return AdapterStore(prepared.adapters, copies, prepared.vllm.LoRARequest, log)
 
 
-def _parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> vllm_api.Parsers | None:
+def _make_parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> vllm_api.Parsers | None:
+    """Return the parsers of chat answers; None if none is chosen, or the model does not generate.
+
+    Raises:
+        ConfigError: a parser does not fit the model. Engine and outbox have then been ended.
+    """
     if not prepared.parsers or "generate" not in engine.facts.tasks:
         return None
     try:
@@ -254,7 +279,8 @@ def _parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> vllm_api.Par
         raise ConfigError(f"{prepared.file_name}: {error}") from None
 
 
-def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Departure:
+def _make_departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Departure:
+    """Return the check whether the server stops; it then lets the requests in flight finish."""
     grace = prepared.settings.unload_grace_s
 
     def leave() -> None:
@@ -278,11 +304,12 @@ def _publish(
     log: Log,
     refusals: Refusals,
 ) -> Publisher | None:
+    """Begin to publish metrics on Triton's metrics endpoint; return None if they are off."""
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
     labels = {"model": args["model_name"], "version": args["model_version"]}
     claim = Claim(args, os.getppid(), log)
-    # Without a name for its clients, vLLM would name the path of the weights.
+    # Without a served_model_name, vLLM's label `model_name` would be the path of the weights.
     is_named = prepared.engine_args.get("served_model_name")
     mirror = Mirror(
         triton.TritonMetrics(),
@@ -293,6 +320,7 @@ def _publish(
     )
 
     def families() -> Iterable[PrometheusFamily]:
+        """Return what this instance publishes now: vLLM's metrics and the refused requests."""
         current = vllm_api.prometheus_families()
         # Several instances have gauges of the same engine. Those with the newest figures count.
         found = current if shared is None else shared.latest(current)

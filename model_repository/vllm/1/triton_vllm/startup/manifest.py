@@ -52,7 +52,7 @@ def check(model_dir: Path, server: str, log: Log) -> None:
         raise ConfigError(f"{path} holds no JSON object; {REMEDY}")
     _compare_platforms(manifest)
     for part in ("archive", "stub"):
-        _compare(model_dir, manifest.get(part) or {})
+        _compare_sizes(model_dir, manifest.get(part) or {})
     _require_program(model_dir, manifest.get("archive") or {})
     _compare_releases(manifest, server, log)
     vllm = manifest.get("vllm") or {}
@@ -64,8 +64,11 @@ def check(model_dir: Path, server: str, log: Log) -> None:
 
 
 def _compare_platforms(manifest: dict[str, Any]) -> None:
-    # A stub of another machine does not start. This is for a model whose stub was replaced, or that
-    # uses the server's own.
+    """Raise a ConfigError if the model was built for another kind of processor.
+
+    A stub for another one does not start, so this code does not run. But the model may use the
+    server's own stub, or its stub was replaced.
+    """
     machine = os.uname().machine
     here = _PLATFORMS.get(machine, machine)
     # Builds of earlier versions were for x86-64 only.
@@ -77,7 +80,8 @@ def _compare_platforms(manifest: dict[str, Any]) -> None:
         )
 
 
-def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
+def _compare_sizes(model_dir: Path, entry: dict[str, Any]) -> None:
+    """Raise a ConfigError if a file has another size than the manifest's ``entry`` of it says."""
     file = model_dir / str(entry.get("name"))
     # An unpacked environment has no archive.
     if not file.is_file():
@@ -93,11 +97,14 @@ def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
 
 
 def _require_program(model_dir: Path, entry: dict[str, Any]) -> None:
-    """Raise a ConfigError if an unpacked environment has lost its modes or links."""
+    """Raise a ConfigError if an unpacked environment has lost its modes or links.
+
+    ``entry`` is the manifest's entry ``archive``: it names the environment's folder or file.
+    """
     folder = model_dir / str(entry.get("name"))
     python = folder / "bin" / "python"
-    # vLLM's processes start it. Where PATH has another Python, the stub has ended before this line:
-    # see docs/troubleshooting.md.
+    # vLLM's processes are started with this Python. If it cannot be used and PATH has another one,
+    # the stub has ended before this line: see docs/troubleshooting.md.
     if folder.is_dir() and not os.access(python, os.X_OK):
         raise ConfigError(
             f"{python} is no program: an object store keeps neither modes nor links, so the layout "
@@ -106,6 +113,13 @@ def _require_program(model_dir: Path, entry: dict[str, Any]) -> None:
 
 
 def _compare_releases(manifest: dict[str, Any], server: str, log: Log) -> None:
+    """Raise a ConfigError if the model was built for a release of Triton that does not fit.
+
+    Args:
+        manifest: the model's manifest.
+        server: the server's release. An empty string if it is not known.
+        log: warns if releases cannot be compared.
+    """
     built_for = str(manifest.get("triton_release") or "")
     if not built_for:
         log.warning(
@@ -119,13 +133,14 @@ def _compare_releases(manifest: dict[str, Any], server: str, log: Log) -> None:
             "and with another release the first request may end the server"
         )
         return
-    # The releases that were named when the model was built, if it uses the server's own stub. All
-    # are written YY.MM, so they compare as strings.
     servers = manifest.get("servers")
+    # 1) A model with a stub of its own, which is for one release
     if not servers:
         if server != built_for and (built_for, server) not in FITTING:
             raise ConfigError(_refusal(manifest, server, "its stub cannot talk to"))
         return
+    # 2) A model that uses the server's own stub: it fits releases from `since` until `before`, of
+    #    those that were known when it was built. All are written YY.MM, so they compare as strings.
     if server > servers["known"]:
         log.warning(
             f"Triton {server} is newer than {servers['known']}, the newest release that was known "
@@ -136,9 +151,17 @@ def _compare_releases(manifest: dict[str, Any], server: str, log: Log) -> None:
 
 
 def _refusal(manifest: dict[str, Any], server: str, reason: str) -> str:
+    """Return the message for a server that does not fit, with the commands that help.
+
+    Args:
+        manifest: the model's manifest.
+        server: the server's release.
+        reason: stands before "this server" in the message.
+    """
     built_for = manifest["triton_release"]
     profile = (manifest.get("spec") or {}).get("profile") or "cuda"
     how = "./gen_vllm_env.sh in its container, or with --triton-root DIR"
+    # For these releases, a model can be built without the server.
     if server >= OWN_STUB_SINCE:
         is_own_python = str(manifest.get("python")).startswith("3.12.")
         python = "" if is_own_python else " --python 3.12"

@@ -32,23 +32,31 @@ def _words(name: str) -> list[str]:
 
 
 def _is_near(words: list[str], ours: list[str]) -> bool:
+    """Return whether the words of a name misspell the words of one of our names.
+
+    One of three rules must hold.
+    """
+    # 1) The whole names are nearly equal.
     if _ratio(words, ours) > _NAMES_ALIKE:
         return True
-    # A part of one word says too little.
+    # 2) There are as many words, and each resembles its counterpart. With a single word, a part of
+    #    it would be enough, which says too little.
     if len(words) == len(ours) > 1:
         return all(map(_are_alike, words, ours))
-    # So does one word with MAX: other programs have a MAX_TOKENS of their own.
-    telling = [word for word in words if word != "MAX"]
-    # Without its first word, such as ENGINE in ENGINE_TIMEOUT_SECONDS, it may be anybody's.
+    # 3) One word is missing, but not the first: TIMEOUT_SECONDS without ENGINE may be anybody's.
+    #    Nor may only one word be left. MAX does not count: other programs have a MAX_TOKENS, too.
     shorter = [ours[:place] + ours[place + 1 :] for place in range(1, len(ours))]
-    return len(telling) > 1 and words in shorter
+    words_but_max = [word for word in words if word != "MAX"]
+    return len(words_but_max) > 1 and words in shorter
 
 
 def _are_alike(word: str, our: str) -> bool:
+    """Return whether ``word`` abbreviates or extends our word, or has a typing error."""
     if our.startswith(word) or word.startswith(our):
         return True
     return difflib.SequenceMatcher(None, word, our).ratio() >= _WORDS_ALIKE
 
 
 def _ratio(words: list[str], ours: list[str]) -> float:
+    """Return how similar two names are without their separators, from 0 to 1."""
     return difflib.SequenceMatcher(None, "".join(words), "".join(ours)).ratio()

@@ -67,11 +67,12 @@ def main(version_dir: Path, arguments: Sequence[str] | None = None) -> int:
     model_dir = version_dir.parent
     log = Log(options.rank)
     try:
-        place = _place(model_dir, version_dir, options)
+        own_arguments = _machine_arguments(model_dir, version_dir, options)
+        # A supervisor has started this process.
         if options.once:
-            _run(model_dir, version_dir, place, log)
+            _run(model_dir, version_dir, own_arguments, log)
             return 0
-        Supervisor(place, log, [sys.executable, *sys.argv, "--once"]).run()
+        Supervisor(own_arguments, log, [sys.executable, *sys.argv, "--once"]).run()
     except ConfigError as error:
         # The text has the remedy; a traceback would add nothing.
         log.error(str(error))  # noqa: TRY400
@@ -80,6 +81,10 @@ def main(version_dir: Path, arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    In a LeaderWorkerSet of Kubernetes, variables say which machine this is and who leads.
+    """
     parser = argparse.ArgumentParser(
         prog="node.py",
         description="Run this machine's part of an engine that several machines share.",
@@ -102,23 +107,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _place(
+def _machine_arguments(
     model_dir: Path, version_dir: Path, options: argparse.Namespace
 ) -> Mapping[str, str | int]:
-    """Return the engine arguments that say which machine this is.
+    """Return the engine arguments that say which machine this is, and who leads.
 
     Raises:
-        ConfigError: the model's engine arguments are not for several machines.
+        ConfigError: the model's engine arguments are not for several machines, or no leader is
+            named.
     """
     values = engine_args.read(model_dir, version_dir)
     name = engine_args.place(model_dir, version_dir).relative_to(model_dir)
     machines = devices.machines(values)
+    if machines == 1:
+        raise ConfigError(f"{name} is for one machine: set nnodes to the number of machines")
     if not 0 < options.rank < machines:
         raise ConfigError(
             f"{name}: nnodes is {machines}, so --rank must be from 1 to {machines - 1}, not "
             f"{options.rank}; Triton's machine is 0"
-            if machines > 1
-            else f"{name} is for one machine: set nnodes to the number of machines"
         )
     if devices.parallel_sizes(values)["data"] > 1:
         raise ConfigError(
@@ -135,9 +141,17 @@ def _place(
     }
 
 
-def _run(model_dir: Path, version_dir: Path, place: Mapping[str, Any], log: Log) -> None:
-    """Run the workers, until one ends."""
+def _run(model_dir: Path, version_dir: Path, own_arguments: Mapping[str, Any], log: Log) -> None:
+    """Run the workers, until one ends.
+
+    Args:
+        model_dir: the folder with ``config.pbtxt``.
+        version_dir: the folder with ``node.py``.
+        own_arguments: the engine arguments that say which machine this is.
+        log: reports the phases of the load.
+    """
     signal.signal(signal.SIGTERM, _exit)
+    # As Triton passes them to a model; only their folder and version matter here.
     args = {
         "model_name": model_dir.name,
         "model_version": version_dir.name,
@@ -149,7 +163,7 @@ def _run(model_dir: Path, version_dir: Path, place: Mapping[str, Any], log: Log)
     with Progress(log) as progress:
         prepared = prepare(args, log, progress)
         progress.phase("waiting for the leader and loading the model")
-    vllm_api.run_node(prepared.vllm, {**prepared.engine_args, **place})
+    vllm_api.run_node(prepared.vllm, {**prepared.engine_args, **own_arguments})
 
 
 def _exit(*_: object) -> None:
@@ -161,13 +175,15 @@ class Supervisor:
     """Starts the workers again and again, each time for another engine of the leader.
 
     Args:
-        place: the engine arguments that say which machine this is.
+        own_arguments: the engine arguments that say which machine this is.
         log: reports each start and its reason.
         command: runs the workers.
     """
 
-    def __init__(self, place: Mapping[str, str | int], log: Log, command: Sequence[str]) -> None:
-        self._leader = (str(place["master_addr"]), int(place["master_port"]))
+    def __init__(
+        self, own_arguments: Mapping[str, str | int], log: Log, command: Sequence[str]
+    ) -> None:
+        self._leader = (str(own_arguments["master_addr"]), int(own_arguments["master_port"]))
         self._log = log
         self._command = command
         self._ends = False
@@ -193,8 +209,12 @@ class Supervisor:
         self._ends = True
 
     def _watch(self, workers: subprocess.Popen[bytes]) -> str:
-        """Return when the workers or the leader's engine have ended; say which."""
+        """Wait until the workers or the leader's engine have ended, and return a text that says so.
+
+        It is empty if this program ends.
+        """
         with contextlib.ExitStack() as stack:
+            # The connection to the leader's engine; None until it is there.
             link: socket.socket | None = None
             while not self._ends:
                 status = workers.poll()
@@ -227,6 +247,7 @@ def _has_ended(link: socket.socket) -> bool:
     """Return whether the other end has closed the connection; it takes a second if not."""
     readable, _, _ = select.select([link], [], [], PERIOD_S)
     try:
+        # A closed connection is readable, but has no byte.
         return bool(readable) and not link.recv(1)
     except OSError:
         return True

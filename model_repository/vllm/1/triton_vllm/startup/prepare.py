@@ -101,17 +101,17 @@ def prepare(
     Raises:
         ConfigError: the model's files are wrong, or its port is taken.
     """
-    # 1) Read the model's files.
+    # 1) Read the model's files. Two of the engine arguments in them are not vLLM's: the chat
+    #    template and the parser of tool calls are taken out.
     model_dir = Path(args["model_repository"])
     version_dir = model_dir / args["model_version"]
     chosen = settings.read(json.loads(args["model_config"]))
     server = server_release.find(os.getppid(), os.environ)
     manifest.check(model_dir, server, log)
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
-    given, chat_template = template.split(
-        engine_args.read(model_dir, version_dir), model_dir, file_name
-    )
-    arguments, tool_parser = parsers.split(given, file_name)
+    in_file = engine_args.read(model_dir, version_dir)
+    without_template, chat_template = template.split(in_file, model_dir, file_name)
+    arguments, tool_parser = parsers.split(without_template, file_name)
     if shared is not None and devices.machines(arguments) > 1:
         raise ConfigError(
             f"instance_group: an engine on several machines (nnodes in {file_name}) has one front "
@@ -142,7 +142,7 @@ def prepare(
     vllm = _import(log)
     # 4) Fit the operator's choices to this vLLM.
     audio.limit(chosen.limits, vllm_api.variables(), os.environ)
-    values = _fit(vllm, arguments, file_name, log)
+    values = _fit_arguments(vllm, arguments, file_name, log)
     names = parsers.choose(tool_parser, values, file_name)
     adapters = config.read(
         model_dir,
@@ -169,6 +169,7 @@ def prepare(
         server=server,
         run_folder=run,
     )
+    # 6) Plan vLLM's OpenAI server, if the operator wants it. Otherwise its modules are not loaded.
     if port is None:
         return prepared
     from triton_vllm.openai import start
@@ -184,7 +185,11 @@ def prepare(
 
 
 def _reserve_port(chosen: Settings, shared: Frontends | None) -> Port | None:
-    """Take the port of vLLM's OpenAI server, if the operator wants one."""
+    """Take the port of vLLM's OpenAI server; return None if the operator wants no such server.
+
+    Raises:
+        ConfigError: the port cannot be taken.
+    """
     if not chosen.openai_port:
         return None
     from triton_vllm.openai import start
@@ -204,6 +209,14 @@ def _reserve_port(chosen: Settings, shared: Frontends | None) -> Port | None:
 def _choose_devices(
     args: Mapping[str, str], chosen: Settings, arguments: Mapping[str, Any], log: Log
 ) -> None:
+    """Set CUDA_VISIBLE_DEVICES of this process, if Triton or the operator has chosen GPUs.
+
+    Args:
+        args: the arguments that Triton passes to ``initialize``.
+        chosen: the parameters of config.pbtxt.
+        arguments: the engine arguments.
+        log: reports the choice.
+    """
     kind = args["model_instance_kind"]
     device = int(args["model_instance_device_id"])
     gpus = devices.visible(
@@ -233,10 +246,10 @@ def _make_run_folder(arguments: Mapping[str, Any], log: Log) -> RunFolder | None
 
     Without sockets, the folder still has the names of the shared memory. None if it cannot be made.
     """
-    home = Path(tempfile.gettempdir())
-    run_folder.sweep(home)
+    temporary = Path(tempfile.gettempdir())
+    run_folder.sweep(temporary)
     try:
-        made = run_folder.RunFolder(home)
+        made = run_folder.RunFolder(temporary)
     # vLLM itself says what it cannot do without such a folder.
     except OSError as error:
         log.warning(f"vLLM's sockets have no folder of their own: {error}")
@@ -260,7 +273,14 @@ def _import(log: Log) -> Vllm:
     return vllm
 
 
-def _fit(vllm: Vllm, arguments: Mapping[str, Any], file_name: str, log: Log) -> Mapping[str, Any]:
+def _fit_arguments(
+    vllm: Vllm, arguments: Mapping[str, Any], file_name: str, log: Log
+) -> Mapping[str, Any]:
+    """Return the operator's engine arguments as this vLLM takes them.
+
+    Raises:
+        ConfigError: vLLM does not have such an argument, or cannot use its value here.
+    """
     fitted = engine_args.fit(arguments, vllm_api.engine_arg_types(vllm), file_name)
     if fitted.warning:
         log.warning(fitted.warning)
@@ -304,10 +324,15 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
 def _choose_statistics(
     chosen: Settings, values: Mapping[str, Any], file_name: str
 ) -> Mapping[str, Any]:
-    """Return the engine argument that turns off statistics if nothing reads them."""
-    # vLLM records them at each step of the model. Traces are made of them: without statistics, the
-    # first traced request ends the engine.
+    """Return the engine argument that turns off vLLM's statistics; empty if something reads them.
+
+    vLLM records them at each step of the model, which takes time.
+
+    Raises:
+        ConfigError: the operator wants traces without statistics.
+    """
     traces = values.get("otlp_traces_endpoint")
+    # Traces are made of statistics: without them, the first traced request ends the engine.
     if traces and values.get("disable_log_stats"):
         raise ConfigError(
             f"{file_name}: otlp_traces_endpoint needs the statistics that disable_log_stats "

@@ -43,12 +43,13 @@ class RunFolder:
     """
 
     def __init__(self, home: Path) -> None:
-        # Files that exist already are not vLLM's, but for the memory that Triton names in the
-        # command line of this process.
+        # 1) Find the shared memory that is not this load's: all that exists already. But Triton has
+        #    made some for this process, and names it in its command line.
         command = Path("/proc/self/cmdline").read_bytes().split(b"\0")
-        given = {os.fsdecode(argument) for argument in command}
-        self._others = {path.name for path in _files()} - given
-        # Renamed after it is locked, so that no other start removes it in between.
+        own = {os.fsdecode(argument) for argument in command}
+        self._foreign = {path.name for path in _shared_memory_files()} - own
+        # 2) Make the folder. It gets its final name after it is locked: `sweep` of another start,
+        #    which only knows that name, would otherwise remove it.
         staged = Path(tempfile.mkdtemp(prefix=f".{_FOLDER_PREFIX}", dir=home))
         self._lock = locks.take_folder(staged)
         self.path = staged.rename(home / staged.name.removeprefix("."))
@@ -61,8 +62,8 @@ class RunFolder:
 
     def note_memory(self) -> None:
         """Write down the shared memory that this process and its children use."""
-        used = _used([os.getpid(), *_children()])
-        names = {path.name for path in used} - self._others
+        used = _mapped_files([os.getpid(), *_children()])
+        names = {path.name for path in used} - self._foreign
         text = json.dumps({"space": process_space(), "names": sorted(names)})
         # Without the note, only a kill leaves something behind.
         with contextlib.suppress(OSError):
@@ -81,11 +82,12 @@ def sweep(home: Path) -> None:
         home: the folder for temporary files.
     """
     for folder in home.glob(f"{_FOLDER_PREFIX}*"):
-        # It is in use, or has just been removed.
+        # An error means that the folder is in use, or has just been removed.
         with contextlib.suppress(OSError):
             # Another user could have put anything into it.
             if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
                 continue
+            # The process that holds this lock still lives.
             lock = locks.take_folder(folder)
             try:
                 if _remove_memory(folder / _NOTE_NAME):
@@ -95,7 +97,11 @@ def sweep(home: Path) -> None:
 
 
 def _remove_memory(note: Path) -> bool:
-    """Remove what a note names and nobody uses; return False if somebody uses some of it."""
+    """Remove the shared memory that a note names and no process uses.
+
+    Returns:
+        Whether the note's folder may be removed: False if a process uses some of the memory.
+    """
     # The process may have been killed before it has written a note, or while it wrote.
     try:
         noted = json.loads(note.read_text(encoding="utf-8"))
@@ -109,8 +115,8 @@ def _remove_memory(note: Path) -> bool:
     # Imported here because an environment in parts is unpacked after this module is imported.
     import psutil
 
-    used = {path.name for path in _used(psutil.pids())}
-    for path in _files():
+    used = {path.name for path in _mapped_files(psutil.pids())}
+    for path in _shared_memory_files():
         if path.name in names - used:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -125,18 +131,18 @@ def _children() -> Iterator[int]:
             yield child.pid
 
 
-def _files() -> list[Path]:
-    """Return the files of shared memory."""
+def _shared_memory_files() -> list[Path]:
+    """Return the files of shared memory, of any process."""
     with contextlib.suppress(OSError):
         return [path for path in _SHARED_MEMORY.iterdir() if path.is_file()]
     return []
 
 
-def _used(processes: Iterable[int]) -> list[Path]:
+def _mapped_files(processes: Iterable[int]) -> list[Path]:
     """Return the files of shared memory that processes have in their address space."""
     # A semaphore got its name after it was mapped, and the kernel shows the name that it had then.
-    # So files are compared by their numbers.
-    numbers = set()
+    # So files are compared by their inodes.
+    inodes = set()
     for process in processes:
         # It may have ended, or belong to another user.
         with contextlib.suppress(OSError):
@@ -144,10 +150,10 @@ def _used(processes: Iterable[int]) -> list[Path]:
                 # proc_pid_maps(5): address, permissions, offset, device, inode, path
                 fields = line.split(maxsplit=5)
                 if len(fields) > 5 and fields[5].startswith(b"/dev/shm/"):
-                    numbers.add(int(fields[4]))
+                    inodes.add(int(fields[4]))
     found = []
-    for path in _files():
+    for path in _shared_memory_files():
         with contextlib.suppress(OSError):
-            if path.stat().st_ino in numbers:
+            if path.stat().st_ino in inodes:
                 found.append(path)
     return found

@@ -95,9 +95,11 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         for name, entry in parameters.items()
         if entry.get("string_value")
     }
+    # The names that `value` was asked for: all names of ours.
     known: set[str] = set()
 
     def value(name: str, convert: Callable[[str], Any], default: Any) -> Any:
+        """Return a parameter's converted text, or ``default`` if it is not set."""
         known.add(name)
         if name not in texts:
             return default
@@ -126,11 +128,11 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         limits=Limits(**limits),
     )
     _refuse_misspelt(parameters, known)
-    # If a dead engine came back, the health check would never fail. The official backend unloads
-    # the model.
-    if "RESTART_DEAD_ENGINE" not in texts and (
-        settings.health_check or settings.dialect.is_official
-    ):
+    if "RESTART_DEAD_ENGINE" in texts:
+        return settings
+    # If a dead engine came back, the health check would never fail. The official backend never
+    # restarts one: it unloads the model.
+    if settings.health_check or settings.dialect.is_official:
         return replace(settings, restart=False)
     return settings
 
@@ -171,6 +173,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _domains(text: str) -> tuple[str, ...]:
+    """Return the host names in a comma-separated list, in lower case.
+
+    Raises:
+        ValueError: an entry is not a host name.
+    """
     # A request's host name is compared in lower case, too (``media.checks``).
     names = _names(text.lower())
     for name in names:
@@ -183,6 +190,11 @@ def _domains(text: str) -> tuple[str, ...]:
 
 
 def _template_kwargs(text: str) -> tuple[str, ...]:
+    """Return the names of a chat template's arguments in a comma-separated list.
+
+    Raises:
+        ValueError: a name is one of ``TO_TOKENIZER``.
+    """
     names = _names(text)
     for name in names:
         if name in TO_TOKENIZER:
@@ -193,6 +205,11 @@ def _template_kwargs(text: str) -> tuple[str, ...]:
 
 
 def _some_of(known: Collection[str], text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list.
+
+    Raises:
+        ValueError: a name is not one of ``known``.
+    """
     names = _names(text)
     for name in names:
         # A misspelt name would allow nothing, without a word.
@@ -226,7 +243,14 @@ def _senders(text: str) -> int:
 
 
 def _gpu_ids(text: str) -> tuple[int, ...]:
-    # The messages are the official backend's, because it is its parameter.
+    """Return the GPUs in a comma-separated list.
+
+    The parameter is the official backend's, so the messages are its, too.
+
+    Raises:
+        ConfigError: an entry is not a number. The message is a sentence of its own.
+        ValueError: a number is negative or repeated. The message follows the parameter's name.
+    """
     try:
         ids = tuple(map(int, text.split(",")))
     except ValueError:

@@ -102,10 +102,11 @@ def switch_off(environment: MutableMapping[str, str], log: Log) -> None:
 
 
 def _applies(switch: Switch, environment: Mapping[str, str]) -> bool:
+    """Return whether a switch's kernels must be off here, and the operator has not decided."""
     if switch.variable in environment or not _is_installed(switch.library):
         return False
     # vLLM warns of a variable that it does not know.
-    envs = _vllm("envs.py")
+    envs = _path_in_vllm("envs.py")
     if envs.is_file() and f'"{switch.variable}"' not in envs.read_text(encoding="utf-8"):
         return False
     return switch.slow or not _can_compile(switch.library, environment)
@@ -135,19 +136,20 @@ def refuse(engine_args: Mapping[str, Any], environment: Mapping[str, str], file:
 
 
 def _attention_backends(engine_args: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield every attention backend that the arguments name."""
+    """Yield each argument for an attention backend: its name in errors, and its value or None."""
     yield "attention_backend", engine_args.get("attention_backend")
-    config = _object(engine_args.get("attention_config"))
+    config = _object_of(engine_args.get("attention_config"))
     for field in ("backend", "mla_prefill_backend"):
         yield f"attention_config: {field}", config.get(field)
-    for kind, backend in _object(config.get("backend_per_kind")).items():
+    for kind, backend in _object_of(config.get("backend_per_kind")).items():
         yield f"attention_config: backend_per_kind: {kind}", backend
-    draft = _object(engine_args.get("speculative_config"))
+    draft = _object_of(engine_args.get("speculative_config"))
     yield "speculative_config: attention_backend", draft.get("attention_backend")
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    # As everywhere in the file, an object may be a string of JSON. vLLM refuses all else.
+def _object_of(value: Any) -> Mapping[str, Any]:
+    """Return an argument that is an object; empty if it is something else, which vLLM refuses."""
+    # As everywhere in the file, an object may be a string of JSON.
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -170,17 +172,20 @@ def has_toolkit(environment: Mapping[str, str]) -> bool:
 
 
 def _can_compile(library: str, environment: Mapping[str, str]) -> bool:
-    return (library == "flashinfer" and _is_installed(_COMPILED_KERNELS)) or has_toolkit(
-        environment
-    )
+    """Return whether a library's kernels can be compiled here, or are there already."""
+    if library == "flashinfer" and _is_installed(_COMPILED_KERNELS):
+        return True
+    return has_toolkit(environment)
 
 
 def _is_installed(library: str) -> bool:
+    if importlib.util.find_spec(library) is not None:
+        return True
     # vLLM brings its own copy of DeepGEMM.
-    return importlib.util.find_spec(library) is not None or _vllm(f"third_party/{library}").is_dir()
+    return _path_in_vllm(f"third_party/{library}").is_dir()
 
 
-def _vllm(path: str) -> Path:
+def _path_in_vllm(path: str) -> Path:
     """Return a path in vLLM's package, which is not imported."""
     spec = importlib.util.find_spec("vllm")
     folders = spec.submodule_search_locations if spec else None

@@ -90,7 +90,7 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
     if environment.get(WARM_VARIABLE):
         root = Path(environment[WARM_VARIABLE])
         _write(root, current(model_dir))
-        _point(environment, root, replace=True)
+        _set_variables(environment, root, replace=True)
         log.info(f"warming: vLLM fills its caches in {root}")
         return
     if not filled.is_dir():
@@ -109,7 +109,7 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
     except (OSError, ValueError, TypeError) as error:
         log.warning(f"{filled} is ignored: {type(error).__name__}: {error}; {_REMEDY}")
         return
-    _point(environment, root, replace=False)
+    _set_variables(environment, root, replace=False)
     note = ""
     if record.engine_args != here.engine_args:
         note = ", with other engine arguments, so vLLM may compile again"
@@ -208,10 +208,10 @@ def private_copy(filled: Path, record: Record, environment: Mapping[str, str]) -
         OSError: no folder can be written, or the files cannot be read.
     """
     name = hashlib.sha256((filled / RECORD_NAME).read_bytes()).hexdigest()[:16]
-    place = _writable_place(environment)
-    copy = place / name
+    folder_of_copies = _folder_of_copies(environment)
+    copy = folder_of_copies / name
     if not copy.is_dir():
-        staged = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=place))
+        staged = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder_of_copies))
         try:
             shutil.copytree(filled, staged, dirs_exist_ok=True, copy_function=shutil.copy)
             # The original folders may be read-only, and copies have their modes.
@@ -223,7 +223,7 @@ def private_copy(filled: Path, record: Record, environment: Mapping[str, str]) -
                 staged.rename(copy)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-    # Eviction starts with the least recently used copy.
+    # A build that makes room in this cache first deletes what has been unused for longest.
     os.utime(copy)
     return copy
 
@@ -246,26 +246,31 @@ def relocate(folder: Path, old: str, new: str) -> None:
             # vLLM would fail on an index that cannot be read. Without one it compiles.
             index.unlink()
         else:
-            index.write_text(repr(_moved(content, old, new)), encoding="utf-8")
+            index.write_text(repr(_with_new_paths(content, old, new)), encoding="utf-8")
     # 2) The Triton compiler's lists of a kernel's files. With wrong paths it compiles again.
     for group in folder.rglob("__grp__*.json"):
         with contextlib.suppress(ValueError):
             content = json.loads(group.read_text(encoding="utf-8"))
-            group.write_text(json.dumps(_moved(content, old, new)), encoding="utf-8")
+            group.write_text(json.dumps(_with_new_paths(content, old, new)), encoding="utf-8")
 
 
-def _moved(value: Any, old: str, new: str) -> Any:
+def _with_new_paths(value: Any, old: str, new: str) -> Any:
+    """Return a value of JSON or Python in which each path below ``old`` is below ``new``.
+
+    ``old`` is empty for caches that do not say where they were filled: then nothing changes.
+    """
     if isinstance(value, str):
         is_below = old and (value == old or value.startswith(f"{old}/"))
         return new + value[len(old) :] if is_below else value
     if isinstance(value, dict):
-        return {key: _moved(item, old, new) for key, item in value.items()}
+        return {key: _with_new_paths(item, old, new) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_moved(item, old, new) for item in value)
+        return type(value)(_with_new_paths(item, old, new) for item in value)
     return value
 
 
-def _point(environment: MutableMapping[str, str], root: Path, *, replace: bool) -> None:
+def _set_variables(environment: MutableMapping[str, str], root: Path, *, replace: bool) -> None:
+    """Set vLLM's cache variables to ``root``; with ``replace`` also those that are set already."""
     environment[ROOT_VARIABLE] = str(root)
     for name, folder in _CACHES_BELOW.items():
         path = environment.get(name, "")
@@ -275,13 +280,19 @@ def _point(environment: MutableMapping[str, str], root: Path, *, replace: bool) 
 
 
 def _write(root: Path, record: Record) -> None:
+    """Write the record of caches that are about to be filled in ``root``."""
     root.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
     fields = {**asdict(record), "root": str(root), "made_at": now}
     (root / RECORD_NAME).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
-def _writable_place(environment: Mapping[str, str]) -> Path:
+def _folder_of_copies(environment: Mapping[str, str]) -> Path:
+    """Return the folder for private copies, which can be written.
+
+    Raises:
+        OSError: there is no such folder.
+    """
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
         caches = environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
         place = Path(caches, "vllm_env", "warm")
