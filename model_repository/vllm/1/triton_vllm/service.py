@@ -41,7 +41,7 @@ class Service:
             self._load(args)
 
     def _load(self, args: Mapping[str, str]) -> None:
-        """Load the model, and what checks requests to it, and open its OpenAI port if it has one."""
+        """Load the model, collect what checks its requests, and open its OpenAI port, if any."""
         self._model = load(args, self._log)
         prepared = self._model.prepared
         settings = prepared.settings

@@ -37,6 +37,7 @@ class Calls:
             self._open.discard(task)
             # This has an effect only if this coroutine was cancelled. Otherwise the task is done.
             task.cancel()
+        # by `give_up`
         if task.cancelled():
             raise UnavailableError(DEAD)
         try:

@@ -35,7 +35,7 @@ _NAMES = {
 
 
 def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases reads best as one
-    """Return ``value`` as the type ``hint``.
+    """Return ``value`` as the type ``hint``; a type that is not known here leaves it as it is.
 
     Raises:
         ValueError: the value does not fit. The text completes the sentence "name must be …".
@@ -162,17 +162,24 @@ _SEQUENCES = (list, set, tuple, Iterable, Sequence)
 
 
 def _wrong(value: Any, kind: type) -> ValueError:
+    """Return the error about a value that is not of the type ``kind``."""
     return ValueError(f"must be {_NAMES[kind]}, not {_json(value)}")
 
 
 def _json(value: Any) -> str:
-    # Cut before it is written as JSON, because a client's value may be huge.
+    """Return a value as JSON for an error, cut to ``LONG_NAME`` characters."""
+    # Cut before it is written as JSON, too, because a client's value may be huge.
     if isinstance(value, str | list):
         value = value[:LONG_NAME]
     return shown(json.dumps(value, default=str))
 
 
 def _union(value: Any, members: tuple[Any, ...]) -> Any:
+    """Return a value as the first of the types ``members`` that it fits.
+
+    Raises:
+        ValueError: it fits none of them.
+    """
     if value is None and type(None) in members:
         return None
     candidates = [m for m in members if m is not type(None)]
@@ -191,6 +198,11 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
 
 
 def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
+    """Return the one of ``choices`` that a value is, or whose string it is.
+
+    Raises:
+        ValueError: it is none of them.
+    """
     for choice in choices:
         # The type must match as well: in Python, True equals 1.
         if value == choice and type(value) is type(choice):
@@ -204,6 +216,11 @@ def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
 
 
 def _from_json(value: Any, kind: type) -> Any:
+    """Return the JSON value in a string, or ``value`` itself if it is not a string.
+
+    Raises:
+        ValueError: the string is not JSON. The text asks for a ``kind``.
+    """
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -213,6 +230,10 @@ def _from_json(value: Any, kind: type) -> Any:
 
 
 def _sequence(value: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return a list, or a set or tuple if ``kind`` is one, of items of the type ``arguments[0]``.
+
+    ``arguments`` are those of the type hint; empty for any items.
+    """
     items = _from_json(value, list)
     if not isinstance(items, list | tuple | set):
         raise _wrong(value, list)
@@ -222,6 +243,7 @@ def _sequence(value: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _mapping(value: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return a dictionary; ``arguments`` are the types of its keys and values, or empty."""
     items = _from_json(value, dict)
     if not isinstance(items, Mapping):
         raise _wrong(value, dict)
@@ -230,6 +252,7 @@ def _mapping(value: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
+    """Return the member of an enumeration that has this value or, in any case, this name."""
     for member in kind:
         if value in (member, member.value) or str(value).upper() == member.name.upper():
             return member
@@ -238,6 +261,11 @@ def _enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
 
 
 def _record(value: Any, kind: type) -> Any:
+    """Return an object of the dataclass ``kind``, from itself, a mapping of its fields or JSON.
+
+    Raises:
+        ValueError: a field is unknown, or the class refuses the values.
+    """
     fields = _from_json(value, dict)
     if isinstance(fields, kind):
         return fields

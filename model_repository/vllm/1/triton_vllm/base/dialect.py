@@ -35,7 +35,10 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_generation_tokens": ("vllm:request_generation_tokens", ()),
     "vllm:request_params_n": ("vllm:request_params_n", ()),
 }
-"""vLLM's histograms with the official backend's name and buckets; ``()`` means vLLM's buckets."""
+"""vLLM's histograms with the official backend's name and buckets; ``()`` means vLLM's buckets.
+
+A bucket is named by its upper bound.
+"""
 
 
 class Dialect:
@@ -112,14 +115,18 @@ class OfficialDialect(Dialect):
         """See ``Dialect``."""
         if sample in OFFICIAL_COUNTERS:
             return sample
+        # A histogram's samples have the suffixes `bucket`, `sum` and `count`.
         family, _, suffix = sample.rpartition("_")
         if family not in HISTOGRAMS:
             return None
         name, bounds = HISTOGRAMS[family]
+        # Only a bucket has this label, its upper bound.
         bound = labels.get("le")
-        # A bucket's count includes all smaller buckets, so the rest stays right without some.
-        if bound is not None and bounds and float(bound) not in (*bounds, math.inf):
-            return None
+        if bound is not None and bounds:
+            is_official_bucket = float(bound) in (*bounds, math.inf)
+            # A bucket's count includes all smaller buckets, so the rest stays right without some.
+            if not is_official_bucket:
+                return None
         return f"{name}_{suffix}"
 
     def metric_labels(self, labels: Mapping[str, str]) -> dict[str, str]:

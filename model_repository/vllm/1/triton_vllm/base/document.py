@@ -112,6 +112,11 @@ def _no_constant(name: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these names and values.
+
+    Raises:
+        ValueError: a name occurs twice.
+    """
     value = dict(pairs)
     if len(value) < len(pairs):
         seen = set()

@@ -161,6 +161,7 @@ class Limits:
 
 USUAL = Limits()
 _COUNT = {"image": "max_images", "audio": "max_clips", "video": "max_clips"}
+"""The limit of the number of an input's elements, by the input's name."""
 _SIZE = {
     "text_input": "max_text_bytes",
     "prompt_token_ids": "max_text_bytes",
@@ -171,6 +172,7 @@ _SIZE = {
     "chat_template_kwargs": "max_parameter_bytes",
     "operator_request": "max_parameter_bytes",
 }
+"""The limit of an input's bytes, by the input's name."""
 
 
 def refuse_above(limit: int, found: int, what: str, unit: str = "", remedy: str = "") -> None:
@@ -219,9 +221,11 @@ def check_sizes(
         size = _bytes(array)
         total += size
         if name in _COUNT:
-            refuse_above(getattr(limits, _COUNT[name]), array.size, f"{name} has", "elements")
+            most = getattr(limits, _COUNT[name])
+            refuse_above(most, array.size, f"{name} has", "elements")
         elif name in _SIZE:
-            refuse_above(getattr(limits, _SIZE[name]), size, f"{name} has", "bytes")
+            most = getattr(limits, _SIZE[name])
+            refuse_above(most, size, f"{name} has", "bytes")
     refuse_above(
         limits.max_parameter_bytes, parameter_bytes, "the request parameters have", "bytes"
     )

@@ -8,10 +8,9 @@ from pathlib import Path
 def process_space() -> str:
     """Return the range in which a process id is unique: a machine's boot and a namespace of ids.
 
-    The result is empty if the kernel does not say.
+    The result is empty if the kernel does not say. If two processes get different results, the id
+    of the one means nothing to the other.
     """
-    # vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore. The
-    # owner's process id is one of them, and means nothing there.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

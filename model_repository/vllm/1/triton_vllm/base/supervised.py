@@ -26,6 +26,7 @@ def thread(name: str, work: Callable[[], None], log: Log) -> threading.Thread:
     """
 
     def run() -> None:
+        """Call ``work`` until it returns; log an exception and go on."""
         last_error = ""
         while True:
             try:

@@ -96,11 +96,8 @@ def trace_headers(request: TritonRequest) -> dict[str, str]:
         return {}
     headers = {}
     for name, value in values.items():
-        if (
-            name.lower() in TRACE
-            and isinstance(value, str)
-            and len(value) <= LONGEST_HEADER_CHARACTERS
-        ):
+        is_short_text = isinstance(value, str) and len(value) <= LONGEST_HEADER_CHARACTERS
+        if name.lower() in TRACE and is_short_text:
             headers[name.lower()] = value
     return headers
 
@@ -186,7 +183,9 @@ class Channel:
         self._later = later
         self._errors_apart = errors_apart
         self._refusals = refusals
+        # Whether the final flag has been scheduled: a second one would be an error.
         self._ending = False
+        # when the request came
         self._came = time.monotonic()
 
     def send(self, tensors: Tensors, *, final: bool, whole: bool = False) -> None:
@@ -202,11 +201,16 @@ class Channel:
         )
         self._sender.send(response, 0)
         if final:
-            share = SHARE * (time.monotonic() - self._came)
-            self._end(response, min(LONGEST_S, max(share, 0.0 if whole else SHORTEST_S)))
+            share_s = SHARE * (time.monotonic() - self._came)
+            shortest_s = 0.0 if whole else SHORTEST_S
+            self._end(response, min(LONGEST_S, max(share_s, shortest_s)))
 
     def send_error(self, error: AdapterError) -> None:
-        """Send an error as the final response."""
+        """Send an error as the final response, and count and log it.
+
+        If the server does not take error and final flag apart, they are sent together, a little
+        later. Otherwise the flag follows.
+        """
         self._refusals.note(error)
         text, name = self._dialect.error(error)
         # The log goes through the shared memory, which may be full.
@@ -219,10 +223,12 @@ class Channel:
             self._send_then_end(response)
         elif not self._ending:
             self._ending = True
+            # Not sooner after the request than this, see ERRORS_APART_SINCE.
             pause_s = max(0.0, LONGEST_S - (time.monotonic() - self._came))
-            self._later(partial(self._send_as_end, response), pause_s)
+            self._later(partial(self._send_with_flag, response), pause_s)
 
-    def _send_as_end(self, response: Any) -> None:
+    def _send_with_flag(self, response: Any) -> None:
+        """Send an error and the final flag together; if memory is short, one after the other."""
         # A sender closes before it places a final response in shared memory. If the error did not
         # fit, its client would wait for ever.
         if shared_memory_free() > MARGIN_BYTES:
@@ -232,6 +238,7 @@ class Channel:
             self._send_then_end(response)
 
     def _send_then_end(self, response: Any) -> None:
+        """Send an error, then the final flag after a pause."""
         try:
             self._sender.send(response, 0)
         finally:
@@ -239,13 +246,14 @@ class Channel:
             self._end(response, LONGEST_S)
 
     def _end(self, last: Any, pause_s: float) -> None:
-        """Send the final flag, alone, after a pause."""
+        """Send the final flag, alone, after a pause; ``last`` is the last response."""
         if not self._ending:
             self._ending = True
             # The last response keeps its shared memory until then, so that the flag finds room.
             self._later(partial(self._send_flag, [last]), pause_s)
 
     def _send_flag(self, held: list[Any]) -> None:
+        # The list had the only reference to the last response. This frees its shared memory.
         held.clear()
         self._sender.send(flags=FINAL)
 

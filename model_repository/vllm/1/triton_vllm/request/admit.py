@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def admit(request: TritonRequest, served: Served, dialect: Dialect) -> AnyCall:
-    """Return what can be started.
+    """Read and check a request, and return the call of the engine that it asks for.
 
     Args:
         request: the request.
@@ -33,6 +33,9 @@ def admit(request: TritonRequest, served: Served, dialect: Dialect) -> AnyCall:
     parameters = triton.parameters(request)
     timeout = triton.timeout_us(request) if dialect.reads_timeout else 0
     parsed = parse(inputs, parameters, timeout=timeout, limits=fit.limits, dialect=dialect)
-    # 3) Check it against this model.
+    # 3) Check it against this model. vLLM gets a request's trace only if it writes traces.
+    options = {}
     headers = triton.trace_headers(request) if fit.facts.traces else None
-    return parsed.call(served, {"trace_headers": headers} if headers else {})
+    if headers:
+        options["trace_headers"] = headers
+    return parsed.call(served, options)

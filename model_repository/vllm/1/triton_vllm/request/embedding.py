@@ -125,10 +125,9 @@ def prompts(
                 f"{INPUT_NAME} must have either input, or the two sides of pairs to score"
             )
         return ()
-    # A list of integers is one input, as token ids.
-    sources = [source]
-    if isinstance(source, list) and source and isinstance(source[0], str | list):
-        sources = source
+    # A list of texts or of lists has several inputs. A list of integers is one, as token ids.
+    has_several = isinstance(source, list) and source and isinstance(source[0], str | list)
+    sources = source if has_several else [source]
     inputs = tuple(map(_prompt, sources))
     # vLLM gets each input as its own request.
     refuse_above(limits.max_inputs, len(inputs), f"{INPUT_NAME}.input has", "inputs")
@@ -175,6 +174,7 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
 
 
 def _prompt(source: Any) -> Prompt:
+    """Return one input, from its text or token ids."""
     if isinstance(source, str) and source:
         return Prompt(text=source)
     if isinstance(source, list) and source and all(type(i) is int and i >= 0 for i in source):
@@ -183,6 +183,11 @@ def _prompt(source: Any) -> Prompt:
 
 
 def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
+    """Return one side of the pairs; ``value`` is a text or a list, with ``one`` of one text.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
     texts = [value] if isinstance(value, str) else value
     is_list = isinstance(texts, list) and texts and all(isinstance(t, str) and t for t in texts)
     if not is_list or (one and len(texts) > 1):
@@ -192,6 +197,7 @@ def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError if a request has a field that is not one of ``KNOWN_FIELDS``."""
     # Ignoring an unknown field could change the answer without a word, or share a cache with the
     # wrong requests.
     for name in values:

@@ -58,9 +58,15 @@ def take(values: dict[str, Any], allowed: Collection[str], depth: int) -> dict[s
                 "ALLOWED_REQUEST_FIELDS in the model's config.pbtxt does not list it"
             )
         value = values.pop(name)
-        fields[name] = _object(name, value, depth) if name in _OBJECTS else _plain(name, value)
+        if name in _OBJECTS:
+            fields[name] = _object(name, value, depth)
+        elif name == "session_id":
+            fields[name] = _string(name, value)
+        else:
+            fields[name] = _engine_number(name, value)
     # vLLM would read it from there, too.
-    if _TRANSFER in fields.get("extra_args", ()) and _TRANSFER not in allowed:
+    has_inner_transfer = _TRANSFER in fields.get("extra_args", ())
+    if has_inner_transfer and _TRANSFER not in allowed:
         raise UnsupportedError(
             f"sampling parameter 'extra_args' must not have {_TRANSFER}, "
             "which ALLOWED_REQUEST_FIELDS does not list"
@@ -69,6 +75,7 @@ def take(values: dict[str, Any], allowed: Collection[str], depth: int) -> dict[s
 
 
 def _object(name: str, value: Any, depth: int) -> dict[str, Any]:
+    """Return an object with at most ``depth`` levels; ``value`` may be a string with its JSON."""
     fields = json_value(value, name, depth) if isinstance(value, str) else value
     if not isinstance(fields, dict):
         raise InvalidRequestError(f"sampling parameter '{name}' must be an object")
@@ -77,10 +84,8 @@ def _object(name: str, value: Any, depth: int) -> dict[str, Any]:
     return fields
 
 
-def _plain(name: str, value: Any) -> int | str:
-    if name == "session_id":
-        return _string(name, value)
-    # In Python, a boolean is an integer.
+def _engine_number(name: str, value: Any) -> int:
+    # `type`, because a boolean is an integer in Python.
     if type(value) is not int or not 0 <= value < 1 << 31:
         raise InvalidRequestError(
             f"sampling parameter '{name}' must be the number of an engine, from 0 on"

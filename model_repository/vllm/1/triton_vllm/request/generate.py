@@ -84,6 +84,7 @@ class GenerateRequest(Request):
         return Call(order, self._assembler(order))
 
     def _assembler(self, order: Order) -> Assembler:
+        """Return what makes the responses: by parsers for a chat on a model that has them."""
         n = order.completions
         has_logprobs = not self._wants_only_sum()
         if order.conversation is not None:
@@ -98,6 +99,11 @@ class GenerateRequest(Request):
         return self.wants.cumulative_logprob and "logprobs" not in self.parameters
 
     def _params(self, served: Served) -> Any:
+        """Return vLLM's SamplingParams.
+
+        Raises:
+            InvalidRequestError: a parameter is wrong.
+        """
         values = self.parameters
         # Without logprobs vLLM sums up nothing, and the answer is NaN.
         if self._wants_only_sum():
@@ -111,9 +117,14 @@ class GenerateRequest(Request):
         )
 
     def _conversation(self, served: Served, params: Any) -> Conversation | None:
+        """Return what parses the answers to a chat; None if it is not a chat, or without parsers.
+
+        The parsers' settings are written into ``params``.
+        """
         chat = self.prompt.chat
         if chat is None:
             return None
+        # What vLLM raises for a request that is wrong.
         refusals = (*served.vllm.client_errors, KeyError)
         return conversations.begin(
             served.parsers, chat, params, refusals, served.fit.limits, stream=self.stream

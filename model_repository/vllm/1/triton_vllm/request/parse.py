@@ -81,20 +81,29 @@ def parse(
     if embedding.INPUT_NAME in inputs:
         return _parse_embedding(inputs, timeout, limits, dialect)
     values = _parameters(inputs, parameters, limits)
-    # The functions that get ``values`` remove their fields. The rest are sampling parameters.
+    # From here on, each function that gets ``values`` removes its fields. What is left in the end
+    # are the sampling parameters.
     plain = _plain(inputs, values)
     plain["timeout"] = plain["timeout"] or timeout
     prompts = [name for name in PROMPTS if name in inputs]
     if len(prompts) != 1:
         found = " and ".join(prompts) or "none"
         raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, found {found}")
+    media = _media(inputs, limits)
+    text = None
+    token_ids = None
+    conversation = None
+    if "text_input" in inputs:
+        text = _text(inputs, takes_empty=dialect.takes_empty_text)
+    elif "prompt_token_ids" in inputs:
+        token_ids = _token_ids(inputs)
+    else:
+        conversation = _chat(inputs, limits)
     prompt = Prompt(
-        media=_media(inputs, limits),
-        text=_text(inputs, takes_empty=dialect.takes_empty_text)
-        if "text_input" in inputs
-        else None,
-        token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
-        chat=_chat(inputs, limits) if "messages" in inputs else None,
+        media=media,
+        text=text,
+        token_ids=token_ids,
+        chat=conversation,
         cache_salt=engine_fields.take_cache_salt(values),
     )
     return GenerateRequest(
@@ -145,8 +154,10 @@ def _flag(inputs: Inputs, name: str) -> bool:
 
 
 def _plain(inputs: Inputs, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors of ``PLAIN``, each read by its type."""
-    # If a number's tensor is missing, the sampling parameter of the same name is used.
+    """Return the values of the tensors in ``PLAIN``: 0 or False if one is missing.
+
+    Numbers may also be sampling parameters (``values``), from which they are removed.
+    """
     numbers = {name: _integer(inputs, values, name) for name in PLAIN[INT64]}
     return numbers | {name: _flag(inputs, name) for name in PLAIN[BOOL]}
 
@@ -179,6 +190,11 @@ def _chat(inputs: Inputs, limits: Limits) -> Chat:
 
 
 def _media(inputs: Inputs, limits: Limits) -> dict[str, tuple[str, ...]]:
+    """Return the pictures, audios and videos in base64, by the names of their tensors.
+
+    Raises:
+        InvalidRequestError: one is malformed or too large, or the request is a chat.
+    """
     media = {}
     pixels = 0
     for name in MEDIA:
@@ -216,13 +232,24 @@ def _wants(inputs: Inputs) -> Wants:
 
 
 def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, Any]:
+    """Return the request's fields: those of the tensor, or else of the request parameters.
+
+    Args:
+        inputs: the tensors by name.
+        parameters: the request parameters as JSON text.
+        limits: the most levels of JSON.
+
+    Raises:
+        InvalidRequestError: the text is not a JSON object.
+    """
+    has_tensor = "sampling_parameters" in inputs
     name = "the request parameters"
     text = parameters
-    if "sampling_parameters" in inputs:
+    if has_tensor:
         name = "sampling_parameters"
         text = str(_scalar(inputs, name))
     values = json_object(text, name, limits.max_json_depth) if text else {}
-    if "sampling_parameters" not in inputs:
+    if not has_tensor:
         values.pop(REQUEST_ID, None)
         # A forwarded HTTP header arrives as a parameter, too. None of vLLM's names has a dash or a
         # capital.
@@ -234,9 +261,10 @@ def _is_meaningless(key: str, value: Any) -> bool:
     """Return whether a parameter says nothing about sampling."""
     if value is None or key in RESERVED or key.startswith("triton_"):
         return True
-    # In Python, True equals 1, and ``logprobs`` 0 asks for something.
-    usual = MEANINGLESS.get(key)
-    return type(value) is type(usual) and value == usual
+    # None for all other parameters, and no value is None here.
+    meaningless = MEANINGLESS.get(key)
+    # The types, because False equals 0 in Python, and ``logprobs`` 0 asks for something.
+    return type(value) is type(meaningless) and value == meaningless
 
 
 def _lora_name(values: dict[str, Any]) -> str | None:
@@ -247,6 +275,10 @@ def _lora_name(values: dict[str, Any]) -> str | None:
 
 
 def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
+    """Return an integer from its tensor, or else from ``values``, or else 0.
+
+    It is removed from ``values`` in any case.
+    """
     value = values.pop(name, 0)
     if name in inputs:
         value = _scalar(inputs, name)
@@ -260,6 +292,7 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
 
 
 def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> Operation:
+    """Return an operator's request; ``timeout`` in microseconds holds if the request has none."""
     for name in (*PROMPTS, embedding.INPUT_NAME):
         if name in inputs:
             raise InvalidRequestError(f"{operator.INPUT_NAME} cannot be combined with {name}")
@@ -272,6 +305,7 @@ def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> Operation:
 def _parse_embedding(
     inputs: Inputs, timeout: int, limits: Limits, dialect: Dialect
 ) -> EmbedRequest:
+    """Return a request to embed, pool or score; see ``parse`` for the arguments."""
     text = str(_scalar(inputs, embedding.INPUT_NAME))
     values = json_object(text, embedding.INPUT_NAME, limits.max_json_depth)
     pooling = values.get("pooling_params") or {}

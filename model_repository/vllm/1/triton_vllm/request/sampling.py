@@ -83,6 +83,11 @@ def _reason(error: Exception) -> str:
 
 
 def _checked(schema: Schema, name: str, value: Any) -> Any:
+    """Return a parameter's value as the type that vLLM declares for it.
+
+    Raises:
+        InvalidRequestError: vLLM does not have the parameter, or the value does not fit.
+    """
     if name not in schema.types or name in INTERNAL:
         known = [known for known in schema.types if known not in INTERNAL]
         raise InvalidRequestError(
@@ -99,6 +104,11 @@ def _checked(schema: Schema, name: str, value: Any) -> Any:
 
 
 def _coerced(schema: Schema, name: str, value: Any, hint: Any) -> Any:
+    """Return a value as the type ``hint``; ``name`` is the parameter's name in an error.
+
+    Raises:
+        InvalidRequestError: the value does not fit, or vLLM refuses it.
+    """
     try:
         return coerce(value, hint)
     except ValueError as error:
@@ -110,7 +120,14 @@ def _coerced(schema: Schema, name: str, value: Any, hint: Any) -> Any:
 
 
 def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Replace each spelling of a structured-output constraint by the one that this vLLM takes."""
+    """Replace each spelling of a structured-output constraint by the one that this vLLM takes.
+
+    Args:
+        schema: this vLLM's parameters.
+        values: the request's parameters. Changed in place, and returned.
+        limits: the model's limits of constraints.
+    """
+    # A later spelling takes precedence, field by field.
     constraint = {
         name: values.pop(f"guided_{name}") for name in GUIDED if f"guided_{name}" in values
     }
@@ -134,7 +151,13 @@ def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[
 
 
 def _constraint(schema: Schema, fields: dict[str, Any], limits: Limits) -> Any:
+    """Return vLLM's object for a structured-output constraint with these fields.
+
+    Raises:
+        InvalidRequestError: the constraint is malformed or exceeds a limit.
+    """
     if "choice" in fields:
+        # A string is the JSON of a list, or the only choice.
         fields["choice"] = _from_json(fields["choice"], [fields["choice"]])
     constraints.check(limits, fields)
     # vLLM takes this string for an object without a check.
@@ -155,6 +178,7 @@ def _from_json(value: Any, otherwise: Any) -> Any:
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
+    """Return an object from itself or from a string with its JSON; ``name`` is for errors."""
     fields = _from_json(value, None)
     if not isinstance(fields, dict):
         raise InvalidRequestError(
