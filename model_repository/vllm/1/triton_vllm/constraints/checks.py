@@ -73,13 +73,13 @@ def check(limits: Limits, fields: Mapping[str, Any]) -> None:
             raise InvalidRequestError(f"structured_outputs.{name} must not be empty")
         where = f"structured_outputs.{name}"
         if name == "choice":
-            _choice(limits, value, where)
+            _check_choice(limits, value, where)
         elif name in ("regex", "whitespace_pattern"):
-            _pattern(limits, value, where)
+            _check_pattern(limits, value, where)
         elif name == "grammar":
-            _grammar(limits, value, where)
+            _check_grammar(limits, value, where)
         else:
-            _document(limits, value, where)
+            _check_document(limits, value, where)
 
 
 def to_compile(limits: Limits, params: Any) -> Constraint | None:
@@ -146,7 +146,12 @@ def _atom_end(pattern: str, position: int) -> int:
     return position + 1
 
 
-def _pattern(limits: Limits, value: Any, where: str) -> None:
+def _check_pattern(limits: Limits, value: Any, where: str) -> None:
+    """Raise InvalidRequestError if a regular expression is too long, too repetitive or too deep.
+
+    ``where`` is its name in the error.
+    """
+    # It is missing, or ``coerce`` refuses it later and names the right type.
     if not isinstance(value, str):
         return
     refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
@@ -156,10 +161,16 @@ def _pattern(limits: Limits, value: Any, where: str) -> None:
     refuse_above(limits.max_constraint_depth, depth, f"{where} has", "levels of parentheses")
 
 
-def _grammar(limits: Limits, value: Any, where: str) -> None:
+def _check_grammar(limits: Limits, value: Any, where: str) -> None:
+    """Raise InvalidRequestError if a grammar is too long, too repetitive or too deep.
+
+    ``where`` is its name in the error.
+    """
+    # It is missing, or ``coerce`` refuses it later and names the right type.
     if not isinstance(value, str):
         return
     refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
+    # 12 digits exceed any useful limit, and int() refuses very long numbers.
     repeats = [int(text[:12]) for pair in _REPEATS.findall(value) for text in pair if text]
     most = max(repeats, default=0)
     refuse_above(limits.max_constraint_repeats, most, f"{where} has a repetition of")
@@ -171,7 +182,11 @@ def _grammar(limits: Limits, value: Any, where: str) -> None:
     refuse_above(limits.max_constraint_depth, deepest, f"{where} has", "levels of parentheses")
 
 
-def _choice(limits: Limits, value: Any, where: str) -> None:
+def _check_choice(limits: Limits, value: Any, where: str) -> None:
+    """Raise InvalidRequestError if a list of the only possible answers is too long.
+
+    ``where`` is its name in the error.
+    """
     # ``coerce`` refuses other types later, and names the right one.
     if not isinstance(value, list):
         return
@@ -180,7 +195,14 @@ def _choice(limits: Limits, value: Any, where: str) -> None:
     refuse_above(limits.max_constraint_bytes, length, f"{where} has", "characters")
 
 
-def _document(limits: Limits, value: Any, where: str) -> None:
+def _check_document(limits: Limits, value: Any, where: str) -> None:
+    """Raise InvalidRequestError if a JSON schema or structural tag exceeds a limit.
+
+    Args:
+        limits: the model's limits. They also hold for each expression or grammar in the document.
+        value: the document, or a string with its JSON.
+        where: its name in the error.
+    """
     text = value if isinstance(value, str) else json.dumps(value)
     refuse_above(limits.max_constraint_bytes, len(text), f"{where} has", "characters")
     try:
@@ -194,8 +216,8 @@ def _document(limits: Limits, value: Any, where: str) -> None:
         if isinstance(node.get("enum"), list):
             choices += len(node["enum"])
         for name in ("pattern", "regex"):
-            _pattern(limits, node.get(name), f"{where}: {name}")
-        _grammar(limits, node.get("grammar"), f"{where}: grammar")
+            _check_pattern(limits, node.get(name), f"{where}: {name}")
+        _check_grammar(limits, node.get("grammar"), f"{where}: grammar")
         for name in _BOUNDS:
             bound = node.get(name)
             if isinstance(bound, int | float):

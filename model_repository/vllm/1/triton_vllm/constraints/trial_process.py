@@ -135,6 +135,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _arguments(xgrammar: Any, kind: str, text: str) -> tuple[Any, ...]:
+    """Return what xgrammar's functions take for a constraint: nearly always its text."""
     # An older form of a structural tag has the fields `structures` and `triggers`. vLLM passes them
     # to xgrammar as objects.
     document = json.loads(text) if kind == "structural_tag" else {}
@@ -161,12 +162,13 @@ def _require_answer(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
     for count in range(BEGINNING_TOKENS):
         matcher.fill_next_token_bitmask(mask, 0)
         allowed = _allowed(tokenizer, mask, stop=True)
-        # Without stop tokens, a complete answer allows no token either.
+        # For a tokenizer without stop tokens, a complete answer allows no token either.
         if tokenizer.stop_token_ids and not allowed.size:
             raise UnusableError(
                 f"allows no token after {count} tokens of an answer: a rule may lead only to itself"
             )
         others = _allowed(tokenizer, mask, stop=False)
+        # The answer is complete, or xgrammar does not go on.
         if not others.size or not matcher.accept_token(int(others[0])):
             return
 
@@ -181,7 +183,10 @@ def _require_speed(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
     mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
     lot = random.Random(0)  # noqa: S311 - nobody gains by knowing it
     end = time.process_time() + TIMED_TOKENS_S
-    least, spent = math.inf, 0.0
+    # Processor seconds in xgrammar: for the present BEGINNING_TOKENS tokens, and the least for as
+    # many earlier ones. There are no earlier ones yet.
+    spent = 0.0
+    least = math.inf
     for count in range(1, TIMED_TOKENS + 1):
         begin = time.process_time()
         if begin > end:
@@ -196,13 +201,16 @@ def _require_speed(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
         begin = time.process_time()
         matcher.accept_token(token)
         spent += time.process_time() - begin
-        if spent > BEGINNING_MOST_S or spent > max(GROWN_MOST_S, 4 * least):
+        is_slow = spent > BEGINNING_MOST_S
+        has_grown = spent > max(GROWN_MOST_S, 4 * least)
+        if is_slow or has_grown:
             raise UnusableError(
                 f"takes too long for each token, after {count} tokens of an answer: "
                 "it may be read in too many ways"
             )
         if count % BEGINNING_TOKENS == 0:
-            least, spent = min(least, spent), 0.0
+            least = min(least, spent)
+            spent = 0.0
 
 
 def _allowed(tokenizer: Any, mask: Any, *, stop: bool) -> Any:
@@ -223,6 +231,7 @@ def _allowed(tokenizer: Any, mask: Any, *, stop: bool) -> Any:
 
 
 def _receive(control: socket.socket) -> socket.socket | None:
+    """Return the next connection; None if the other end of the socket is closed."""
     _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     return socket.socket(fileno=descriptors[0]) if descriptors else None
 

@@ -85,11 +85,17 @@ class Trials:
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(TRIALS_AT_ONCE)
         self._worker: Worker | None = None
+        # held while the worker is looked for or started
         self._starting = asyncio.Lock()
+        # Whether there can be a worker on this machine, as far as is known.
         self._possible = True
+        # Whether a worker has started once.
         self._has_worked = False
+        # How many constraints are being tried now.
         self._under_way = 0
+        # Ends the worker after its idle time.
         self._ending: asyncio.TimerHandle | None = None
+        # The constraints that passed, the oldest first. Only the keys count.
         self._passed: OrderedDict[Constraint, None] = OrderedDict()
 
     async def check(self, llm: EngineClient, constraint: Constraint) -> None:
@@ -129,6 +135,11 @@ class Trials:
         return constraint.kind == "lark" and await vllm_api.has_tekken(llm)
 
     async def _attempt(self, llm: EngineClient, constraint: Constraint) -> Verdict:
+        """Have the worker try a constraint; start the worker if there is none.
+
+        Raises:
+            UnavailableError: the worker could not be started, or gave no answer in time.
+        """
         worker = await self._running(llm)
         # No constraint can be tried on this machine, so vLLM compiles them untried.
         if worker is None:
@@ -143,11 +154,13 @@ class Trials:
             ) from None
 
     def _begin(self) -> None:
+        """Keep the worker while a constraint is being tried."""
         self._under_way += 1
         if self._ending is not None:
             self._ending.cancel()
 
     def _finish(self, attempt: asyncio.Future[Verdict]) -> None:
+        """Free the slot of an attempt that is done; after the last one, let the worker idle."""
         # If its request was cancelled, nothing else reads the exception.
         if not attempt.cancelled():
             attempt.exception()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import binascii
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from triton_vllm.base.errors import InvalidRequestError
@@ -25,6 +25,20 @@ KINDS = {
 """The fields of a part of a message's content that hold media, and the kind of each."""
 REFUSED = ("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil", "uuid")
 """These hold a program's tensors, or name an item that another request has left in a cache."""
+
+
+class _Item(NamedTuple):
+    """A picture, audio or video in a message.
+
+    Attributes:
+        kind: image, audio or video.
+        length: characters of its base64 or address.
+        pixels: of a picture whose data is in the message, otherwise 0.
+    """
+
+    kind: str
+    length: int
+    pixels: int
 
 
 def is_inline(url: str) -> bool:
@@ -95,8 +109,8 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
         InvalidRequestError: a content is neither text nor a list of parts, or has a part that is
             not allowed.
     """
-    items: list[tuple[str, int, int]] = []
-    count = 0
+    items: list[_Item] = []
+    part_count = 0
     for number, message in enumerate(messages):
         if not isinstance(message["role"], str):
             raise InvalidRequestError(f"messages[{number}].role must be a string")
@@ -107,23 +121,31 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
             raise InvalidRequestError(
                 f"messages[{number}].content must be a string or a list of parts"
             )
-        count += len(content)
-        refuse_above(limits.max_parts, count, "messages have", "parts or more")
+        part_count += len(content)
+        refuse_above(limits.max_parts, part_count, "messages have", "parts or more")
         for place, part in enumerate(content):
-            items += _part(limits, part, f"messages[{number}].content[{place}]")
-    pictures_count = sum(kind == "image" for kind, _, _ in items)
-    refuse_above(limits.max_images, pictures_count, "messages have", "pictures")
-    refuse_above(
-        limits.max_clips, len(items) - pictures_count, "messages have", "audios and videos"
-    )
+            items += _check_part(limits, part, f"messages[{number}].content[{place}]")
+    picture_count = sum(item.kind == "image" for item in items)
+    clip_count = len(items) - picture_count
+    refuse_above(limits.max_images, picture_count, "messages have", "pictures")
+    refuse_above(limits.max_clips, clip_count, "messages have", "audios and videos")
     # This limit is for all pictures of a request together.
-    pixels = sum(pixels for _, _, pixels in items)
+    pixels = sum(item.pixels for item in items)
     refuse_above(limits.max_image_pixels, pixels, "the pictures have", "pixels")
-    return [length for _, length, _ in items]
+    return [item.length for item in items]
 
 
-def _part(limits: Limits, part: Any, name: str) -> list[tuple[str, int, int]]:
-    """Check one part; return its pictures, audios and videos, each with its length and pixels."""
+def _check_part(limits: Limits, part: Any, name: str) -> list[_Item]:
+    """Check one part of a message's content; return the pictures, audios and videos in it.
+
+    Args:
+        limits: the model's limits.
+        part: a string, or an object.
+        name: its name in errors, such as ``messages[0].content[1]``.
+
+    Raises:
+        InvalidRequestError: the part is not allowed, or a medium in it is too large.
+    """
     if isinstance(part, str):
         return []
     if not isinstance(part, dict):
@@ -134,18 +156,19 @@ def _part(limits: Limits, part: Any, name: str) -> list[tuple[str, int, int]]:
     items = []
     # The part's `type` is not trusted: every field that can hold media is checked.
     for key in KINDS.keys() & part.keys():
-        text = _text(part[key], key, f"{name}.{key}")
+        text = _data_or_address(part[key], key, f"{name}.{key}")
         pixels = 0
         # OpenAI's `input_audio` has the data itself.
         if key == "input_audio" or is_inline(text):
             pixels = check_item(limits, KINDS[key], f"{name}.{key}", text)
         else:
             _check_remote(limits, text, f"{name}.{key}")
-        items.append((KINDS[key], len(text), pixels))
+        items.append(_Item(KINDS[key], len(text), pixels))
     return items
 
 
-def _text(value: Any, key: str, name: str) -> str:
+def _data_or_address(value: Any, key: str, name: str) -> str:
+    """Return the base64 or the address in a part's field ``key``; ``name`` is for errors."""
     inner = "data" if key == "input_audio" else "url"
     text = value.get(inner) if isinstance(value, dict) else value
     if not isinstance(text, str):
@@ -163,8 +186,9 @@ def _check_remote(limits: Limits, url: str, name: str) -> None:
 
 
 def _is_allowed(limits: Limits, url: str) -> bool:
-    # Programs disagree about the host of such an address, so the one that is checked may not be the
-    # one that is asked.
+    """Return whether an address is on a host of ALLOWED_MEDIA_DOMAINS."""
+    # Programs disagree about the host of an address with such characters, so the one that is
+    # checked may not be the one that is asked.
     if not url.isascii() or not url.isprintable() or set(url) & set("\\@ \"'<>"):
         return False
     try:

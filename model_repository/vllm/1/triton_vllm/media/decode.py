@@ -82,6 +82,7 @@ def check_within(videos: Sequence[tuple[str, str]], check: CheckVideos) -> None:
 
 
 def _file(name: str, text: str) -> bytes:
+    """Return the file in base64 text, which may have a head; ``name`` is for errors."""
     try:
         # MIME allows line breaks inside base64.
         return base64.b64decode("".join(without_head(text).split()), validate=True)
@@ -91,6 +92,12 @@ def _file(name: str, text: str) -> bytes:
 
 
 def _load(name: str, data: bytes, loader: Callable[[bytes], Any]) -> Any:
+    """Return an item as vLLM's ``loader`` decodes its file; ``name`` is for errors.
+
+    Raises:
+        UnsupportedError: a library is missing.
+        InvalidRequestError: the file is damaged, too large or not of that kind.
+    """
     try:
         return loader(data)
     except ImportError:

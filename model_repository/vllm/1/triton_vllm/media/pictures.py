@@ -11,6 +11,7 @@ from typing import Any
 MOST_SEGMENTS = 2000
 """The most segments of a file before its pixels; cameras write a dozen."""
 Read = Callable[[int, int], bytes]
+"""Returns so many bytes (second argument) from a position of the file (first argument) on."""
 
 
 def size(text: str) -> tuple[int, int]:
@@ -26,10 +27,11 @@ def size(text: str) -> tuple[int, int]:
 
     # Only the segments' heads are decoded: a file may have megabytes before its pixels.
     def read(start: int, count: int) -> bytes:
-        # Four characters of base64 are three bytes.
+        # Four characters of base64 are three bytes. So the groups are decoded that have a byte of
+        # the part, from `first` until before `end`.
         first = start // 3
-        last = (start + count + 2) // 3
-        data = base64.b64decode(text[4 * first : 4 * last], validate=True)
+        end = (start + count + 2) // 3
+        data = base64.b64decode(text[4 * first : 4 * end], validate=True)
         return data[start - 3 * first :][:count]
 
     head = read(0, 30)
@@ -58,6 +60,11 @@ def _unpack(read: Read, layout: str, start: int) -> tuple[Any, ...]:
 
 
 def _png(read: Read) -> Iterator[tuple[int, int]]:
+    """Yield each width and height that a PNG gives before its pixels.
+
+    Raises:
+        ValueError: no pixels were found.
+    """
     # After the signature come chunks: length, kind, body, and a checksum of 4 bytes.
     position = 8
     for _ in range(MOST_SEGMENTS):
@@ -72,6 +79,11 @@ def _png(read: Read) -> Iterator[tuple[int, int]]:
 
 
 def _jpeg(read: Read) -> Iterator[tuple[int, int]]:
+    """Yield each width and height that a JPEG gives before its pixels.
+
+    Raises:
+        ValueError: no pixels were found.
+    """
     # After the marker FF D8 come segments: FF, kind, and a length that includes itself.
     position = 2
     for _ in range(MOST_SEGMENTS):
@@ -94,6 +106,11 @@ def _jpeg(read: Read) -> Iterator[tuple[int, int]]:
 
 
 def _webp(head: bytes) -> tuple[int, int]:
+    """Return the width and height of a WEBP, from its first 30 bytes.
+
+    Raises:
+        ValueError: there are fewer bytes.
+    """
     if len(head) < 30:
         raise ValueError("damaged")
     # 1) extended: 24 bits each, less 1

@@ -125,9 +125,10 @@ def prompts(
                 f"{INPUT_NAME} must have either input, or the two sides of pairs to score"
             )
         return ()
-    # A list of texts or of lists has several inputs. A list of integers is one, as token ids.
-    has_several = isinstance(source, list) and source and isinstance(source[0], str | list)
-    sources = source if has_several else [source]
+    # A list of integers is one input, as token ids. A list of texts or of lists has several.
+    sources = [source]
+    if isinstance(source, list) and source and isinstance(source[0], str | list):
+        sources = source
     inputs = tuple(map(_prompt, sources))
     # vLLM gets each input as its own request.
     refuse_above(limits.max_inputs, len(inputs), f"{INPUT_NAME}.input has", "inputs")
