@@ -108,7 +108,7 @@ def read(
     if path is None and root is None:
         # the official backend's message
         raise ConfigError(f"Triton backend cannot find {paths[0]}.")
-    table = _table(path) if path is not None else {}
+    table = _read_table(path) if path is not None else {}
     starts = (Path.cwd(), model_dir) if official else (model_dir, Path.cwd())
     listed = {}
     for name, place in table.items():
@@ -117,12 +117,19 @@ def read(
             raise ConfigError(f"LoRA adapter '{name}': {problem}")
         if problem:
             log.warning(f"LoRA adapter '{name}': {problem}; its requests are refused")
-    if not all((version_dir / name).is_file() for name in (ARGUMENTS_NAME, FILE_NAME)):
+    # The frontend finds the adapters only if both files are there.
+    has_both = all((version_dir / name).is_file() for name in (ARGUMENTS_NAME, FILE_NAME))
+    if not has_both:
         log.info(UNLISTED)
     return Adapters(enabled=True, listed=listed, directory=root, official=official)
 
 
-def _table(path: Path) -> dict[str, str]:
+def _read_table(path: Path) -> dict[str, str]:
+    """Return the names and places in a file ``multi_lora.json``.
+
+    Raises:
+        ConfigError: the file cannot be read, or has something else.
+    """
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -133,7 +140,12 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def _locate(starts: tuple[Path, ...], place: str) -> tuple[Path | str, str]:
-    """Return an adapter's place and the problem with it, which may be empty."""
+    """Return an adapter's place, and the problem with it; "" if there is none.
+
+    Args:
+        starts: the two folders where a relative path may start, the first one preferred.
+        place: the adapter's entry in ``multi_lora.json``: a path, or a name on a model hub.
+    """
     # Path.expanduser() raises for a user whom the container does not know.
     path = os.path.expanduser(place)  # noqa: PTH111
     # An absolute path stays as it is, so both folders are the same then.

@@ -91,7 +91,7 @@ class Copies:
     """
 
     def __init__(self, shared: Path | None = None) -> None:
-        # `gen_vllm_env.sh clean` removes folders of this name that no server uses
+        # `gen_vllm_env.sh clean` removes folders of this name that no server uses.
         self._own = tempfile.TemporaryDirectory(
             prefix="vllm_env_server_lora_", ignore_cleanup_errors=True
         )
@@ -99,7 +99,9 @@ class Copies:
         # in it stay: another instance may use them.
         self._folder = shared or Path(self._own.name)
         self._is_shared = shared is not None
+        # By digest. An entry vanishes when no code holds the copy any more.
         self._made: MutableMapping[str, Copy] = weakref.WeakValueDictionary()
+        # for the names of folders
         self._numbers = itertools.count()
 
     def missing(self, files: tuple[File, ...]) -> int:
@@ -136,6 +138,16 @@ class Copies:
             return self._made.get(digest) or self._keep(new, digest, size)
 
     def _keep(self, new: Path, digest: str, size: int) -> Copy:
+        """Move a new copy out of its temporary place; return it.
+
+        Args:
+            new: the folder with the files.
+            digest: the files' digest.
+            size: the files' bytes.
+
+        Raises:
+            OSError: the folder cannot be moved.
+        """
         if self._is_shared:
             copy = Copy(self._folder / digest, digest, removable=0)
             try:
@@ -145,7 +157,7 @@ class Copies:
                 if not copy.folder.exists():
                     raise
         else:
-            # numbered, because an earlier copy of the same contents may be being removed
+            # Numbered, because an earlier copy of the same contents may just be removed.
             folder = self._folder / f"{digest}-{next(self._numbers)}"
             copy = Copy(new.rename(folder), digest, removable=size)
             # The folder is removed when no code holds the copy any more.
@@ -163,6 +175,7 @@ class Copies:
 
 
 def _find(folder: Path, name: str, within: Path | None) -> File | None:
+    """Return a file of an adapter; None if it is missing or outside of the folder ``within``."""
     try:
         path = (folder / name).resolve(strict=True)
         status = path.stat()
@@ -175,6 +188,7 @@ def _find(folder: Path, name: str, within: Path | None) -> File | None:
 
 
 def _state(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what changes whenever a file is changed or replaced."""
     # The contents' time alone is not enough: archives and images set it. Nor is the inode: a new
     # file may get the inode of the file that it replaces.
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns

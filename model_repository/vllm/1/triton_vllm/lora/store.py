@@ -69,9 +69,11 @@ class AdapterStore:
         self._lock = asyncio.Lock()
         # A file system that hangs blocks only these threads.
         self._looking = ThreadPoolExecutor(2, "lora-look")
-        # in the order of their first loads
+        # The last version of each adapter, by its name; in the order of their first loads.
         self._known: dict[str, Version] = {}
+        # The last files for which there was no room, and for which this was logged.
         self._too_large: tuple[File, ...] = ()
+        # The name in vLLM of each adapter so far, by its number in vLLM.
         self._numbers: dict[int, str] = {}
 
     async def acquire(self, llm: EngineClient, name: str, *, afresh: bool = False) -> Version:
@@ -111,12 +113,22 @@ class AdapterStore:
         self._copies.close()
 
     def _is_known(self, name: str, files: tuple[File, ...]) -> bool:
+        """Return whether these files of an adapter have been loaded, or could not be loaded."""
         version = self._known.get(name)
+        if version is None or version.files != files:
+            return False
         # An operator may have asked another instance to load the adapter again.
-        reloads = self._copies.reloads(name)
-        return version is not None and (version.files, version.reloads) == (files, reloads)
+        return version.reloads == self._copies.reloads(name)
 
     async def _look(self, name: str, place: Path | str) -> tuple[File, ...]:
+        """Return an adapter's files as they are now; empty for one on a model hub.
+
+        They are also empty if a listed adapter lacks some; ``_prepare`` then raises.
+
+        Raises:
+            InvalidRequestError: LORA_DIRECTORY has no such adapter.
+        """
+        # a name on a model hub
         if isinstance(place, str):
             return ()
         # The operator lists an adapter with its path, wherever that is. Other names come from
@@ -137,10 +149,24 @@ class AdapterStore:
         *,
         afresh: bool,
     ) -> Version:
+        """Have vLLM load an adapter; return its version, without a request if vLLM could not.
+
+        Args:
+            llm: the engine.
+            name: the adapter's name.
+            place: its folder, or its name on a model hub.
+            files: its files as they were found.
+            afresh: whether an operator has asked for a reload, which all instances then do.
+
+        Raises:
+            UnavailableError: the adapter could not be loaded now, but may be later.
+            Exception: the engine has died.
+        """
         began = time.monotonic()
         # Read before the files are. A reload that is asked for meanwhile reads them again.
         reloads = self._copies.reloads(name)
         try:
+            # With `afresh`, `note_reload` counts one more below.
             version = await self._prepare(name, place, files, reloads + afresh)
             await self._calls.answer(llm.add_lora(version.request))
             if afresh:
@@ -167,6 +193,15 @@ class AdapterStore:
     async def _prepare(
         self, name: str, place: Path | str, files: tuple[File, ...], reloads: int
     ) -> Version:
+        """Return a version with a copy of the files, which vLLM has not loaded yet.
+
+        An adapter on a model hub needs no copy: vLLM fetches it.
+
+        Raises:
+            ValueError: files are missing.
+            UnavailableError: there is no room for a copy.
+            OSError: the files cannot be copied.
+        """
         if isinstance(place, str):
             return Version((), reloads, self._request(name, place))
         if not files:
@@ -177,7 +212,11 @@ class AdapterStore:
         return Version(files, reloads, request, copy)
 
     def _require_room(self, name: str, files: tuple[File, ...]) -> None:
-        """Drop other adapters' copies if that makes room for another one."""
+        """Drop other adapters' copies if that makes room for another one.
+
+        Raises:
+            UnavailableError: it would not be enough.
+        """
         missing = self._copies.missing(files)
         removable = sum(version.copy.removable for version in self._known.values() if version.copy)
         if 0 < missing <= removable:
@@ -200,6 +239,11 @@ class AdapterStore:
         raise UnavailableError(text)
 
     def _request(self, version: str, path: str) -> Any:
+        """Return vLLM's LoRARequest: its name (``version``), a number made from it, and its path.
+
+        Raises:
+            ValueError: another adapter already has this number.
+        """
         # The number follows from the contents, so all instances that share an engine have the same.
         # vLLM stores it in a signed 32-bit integer, and 0 is not allowed.
         digest = hashlib.sha256(version.encode()).hexdigest()

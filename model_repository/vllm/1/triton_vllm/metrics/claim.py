@@ -56,7 +56,9 @@ class Claim:
         self.shared = instances(args) != 1
         self._path = place / _LOCK_NAME.format(digest)
         self._log = log
+        # Whether it has been logged that the metrics wait.
         self._waits = False
+        # The lock's descriptor; None without the claim.
         self._lock: int | None = None
         # files of servers that were killed
         for path in place.glob(_LOCK_NAME.format("*")):

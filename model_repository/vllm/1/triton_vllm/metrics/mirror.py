@@ -109,6 +109,7 @@ class Mirror:
         self._labels = labels
         self._model_name = model_name
         self._dialect = dialect
+        # The metric in the server, and the last value that was sent, of each sample.
         self._metrics: dict[Key, Metric] = {}
         self._last: dict[Key, float] = {}
 
@@ -194,7 +195,7 @@ class Publisher:
         self._end = threading.Event()
         # The engine has already sampled a token ahead, which belongs to no client. So counts before
         # this moment are not published.
-        self._try(mirror.skip)
+        self._pass_families(mirror.skip)
         self._thread = threading.Thread(target=self._run, name="triton-metrics", daemon=True)
         self._thread.start()
 
@@ -211,18 +212,20 @@ class Publisher:
         self._claim.give_up()
 
     def _run(self) -> None:
+        """Publish until ``close`` is called, and once more then."""
         ended = False
         while not ended:
             begun = time.monotonic()
-            self._try(self._follow)
+            self._pass_families(self._follow)
             ended = self._end.wait(pause_after(time.monotonic() - begun, self._mirror.period))
-        self._try(self._follow)
+        self._pass_families(self._follow)
 
     def _follow(self, families: Iterable[PrometheusFamily]) -> None:
         if self._claim.take():
             self._mirror.follow(families)
 
-    def _try(self, take: Callable[[Iterable[PrometheusFamily]], None]) -> None:
+    def _pass_families(self, take: Callable[[Iterable[PrometheusFamily]], None]) -> None:
+        """Call ``take`` with the present families; log the first error, and ignore it."""
         try:
             take(self._collect())
         # A metric that cannot be published must not stop the others, nor the model.

@@ -68,14 +68,16 @@ def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> Oper
             raise InvalidRequestError(
                 f"{INPUT_NAME}: '{operation}' has no argument '{shown(name)}'"
             )
-        _check(name, value)
+        _check_argument(name, value)
     if "name" in known and "name" not in values:
         raise InvalidRequestError(f"{INPUT_NAME}: '{operation}' needs the name of an adapter")
     return OperatorRequest(operation, values, timeout=timeout)
 
 
-def _check(name: str, value: Any) -> None:
-    # In Python, True equals 1, and JSON has both. Level 2 drops the model's weights as well.
+def _check_argument(name: str, value: Any) -> None:
+    """Raise InvalidRequestError if the argument ``level`` or ``name`` has a wrong value."""
+    # `type`, because True equals 1 in Python, and JSON has both. vLLM also has a level 2, which
+    # drops the model's weights as well.
     if name == "level" and (type(value) is not int or value not in (0, 1)):
         raise InvalidRequestError(
             f"{INPUT_NAME}.level must be 0, which only pauses, "

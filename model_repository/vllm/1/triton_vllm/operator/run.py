@@ -129,7 +129,12 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def _turn(self, operation: str, wanted: Callable[[], bool]) -> AsyncIterator[None]:
-        """Run no other operation meanwhile, neither in this instance nor in another one."""
+        """Run no other operation meanwhile, neither in this instance nor in another one.
+
+        Raises:
+            UnavailableError: the client no longer waits. ``wanted`` says so.
+        """
+        # The lock is for this instance, and the turn for all.
         async with self._lock:
             while True:
                 # The request may have been cancelled, or its timeout may have expired.
@@ -148,7 +153,19 @@ class Operator:
     async def _sleep(
         self, llm: EngineClient, level: int | None, wanted: Callable[[], bool], wakes: int
     ) -> Answer:
-        """Refuse new requests, wait for those in flight, then send the engine to sleep."""
+        """Refuse new requests, wait for those in flight, then send the engine to sleep.
+
+        Args:
+            llm: the engine.
+            level: 0 only pauses the engine, 1 also frees its memory. None means 1 if this engine
+                can free its memory.
+            wanted: returns whether a client still waits for the result.
+            wakes: the number of wake_up requests so far. One more ends the wait.
+
+        Raises:
+            UnsupportedError: this engine cannot free its memory.
+            UnavailableError: requests did not end in time, or wake_up was asked for.
+        """
         frees = vllm_api.frees_memory(llm)
         if level == 1 and not frees:
             raise UnsupportedError(
@@ -156,7 +173,7 @@ class Operator:
                 "its engine argument enable_sleep_mode is not set"
             )
 
-        async def drained() -> None:
+        async def wait_for_requests() -> None:
             """Wait until no request is in flight; raise if the sleep is no longer wanted."""
             while True:
                 if not wanted():
@@ -173,11 +190,11 @@ class Operator:
         was_closed = self._state.closed
         with self._state.waiting():
             try:
-                await drained()
+                await wait_for_requests()
                 self._state.closed = True
                 # A request may have begun just before, in another instance. Each is counted first,
                 # and then looks at `closed`. So if none is counted now, none begins later.
-                await drained()
+                await wait_for_requests()
                 await self._calls.answer(llm.sleep(int(frees) if level is None else level))
             except BaseException:
                 if not was_closed:

@@ -40,10 +40,12 @@ class Gathering:
         most: int = 0,
     ) -> None:
         self._outputs: list[Any] = [None] * count
+        # How many parts have no output yet. 0 also means that the request has failed.
         self._missing = count
         self._done = done
         self._fail = fail
         self._most = most
+        # of all outputs so far
         self._numbers = 0
 
     def take(self, number: int, item: Any) -> None:

@@ -51,10 +51,12 @@ def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
 
 
 def _cosines(scoring: Scoring, values: Sequence[Any]) -> list[float]:
+    """Return the cosine of each pair; ``values`` has the queries' vectors, then the documents'."""
     count = len(scoring.queries)
     vectors = np.asarray(values, np.float64)
     # The minimum avoids a division by zero.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-8)
-    # A single query is multiplied with every document.
+    # A cosine is the scalar product of two vectors of length 1. NumPy multiplies a single query
+    # with every document.
     cosines: list[float] = (vectors[:count] * vectors[count:]).sum(axis=1).tolist()
     return cosines
