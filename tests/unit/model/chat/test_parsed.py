@@ -60,7 +60,7 @@ def built(assembler, *outputs):
 
 @pytest.fixture(autouse=True)
 def _nothing_noted(monkeypatch):
-    monkeypatch.setattr(parsed, "_noted", set())
+    monkeypatch.setattr(parsed, "_logged", set())
 
 
 def test_pieces_of_merged_outputs_are_joined():

@@ -36,7 +36,8 @@ def begin(
         UnsupportedError: the request has a tool choice, but the model has no parser of tool calls.
         InvalidRequestError: vLLM refuses messages, tools or the tool choice.
     """
-    if chat.tool_choice not in (None, "none") and (parsers is None or not parsers.names.tool):
+    reads_tool_calls = parsers is not None and bool(parsers.names.tool)
+    if chat.tool_choice not in (None, "none") and not reads_tool_calls:
         raise UnsupportedError(
             "tool_choice: this model has no tool_parser in its engine arguments; "
             "only none can be chosen"
@@ -59,8 +60,10 @@ def begin(
                 f"tools: of them vLLM makes a constraint for the answer, and {error}"
             ) from None
         params.structured_outputs = constraint
+    # Parsers may need special tokens in the text.
     for name, value in conversation.decoding().items():
         setattr(params, name, value)
+    # The conversation reads the parameters, so they are complete before.
     conversation.follow(params)
     return conversation
 

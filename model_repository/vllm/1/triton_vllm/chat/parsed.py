@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 READ_TURN_S = 0.005
 """For how many processor seconds the outputs of a response are read one by one."""
 _log = logging.getLogger(__name__)
-_noted: set[tuple[Any, ...]] = set()
+_logged: set[tuple[Any, ...]] = set()
+"""The class and place of each exception that was logged."""
 
 
 class AnswerReader:
@@ -69,10 +70,19 @@ class AnswerReader:
         prompt: Sequence[int] | None,
         until: float,
     ) -> list[Piece]:
+        """Return the new pieces of one completion.
+
+        Args:
+            index: the number of the completion.
+            fragments: its new texts, in order.
+            prompt: the prompt's token ids.
+            until: after this time of the clock, the rest is read as one fragment.
+        """
         pieces: list[Piece] = []
         for number, fragment in enumerate(fragments):
-            # A parser may need the first fragment, such as a mark, alone.
-            if 0 < number < len(fragments) - 1 and self._clock() > until:
+            # A parser may need the first fragment, such as a mark, alone. And joining takes two.
+            may_join = 0 < number < len(fragments) - 1
+            if may_join and self._clock() > until:
                 return [*pieces, self._read(index, _joined(fragments[number:]), prompt)]
             pieces.append(self._read(index, fragment, prompt))
         return pieces
@@ -80,6 +90,7 @@ class AnswerReader:
     def _read(
         self, index: int, fragment: CompletionOutput | Fragment, prompt: Sequence[int] | None
     ) -> Piece:
+        """Return a fragment of a completion as its parser reads it, or as plain text."""
         reader = self._readers[index]
         if reader is not None:
             try:
@@ -88,22 +99,24 @@ class AnswerReader:
                 # The client has paid for the tokens, so it gets the rest as plain text. vLLM's own
                 # server would throw them away.
                 self._readers[index] = None
-                _note(error)
+                _log_once(error)
         return Piece(fragment.text, finish_reason=fragment.finish_reason)
 
 
 def _joined(fragments: Sequence[CompletionOutput | Fragment]) -> Fragment:
+    """Return consecutive fragments of a completion as one."""
     text = "".join(fragment.text for fragment in fragments)
     ids = [token for fragment in fragments for token in fragment.token_ids]
     return Fragment(text, ids, fragments[-1].finish_reason)
 
 
-def _note(error: Exception) -> None:
-    # A parser that fails on one answer fails on many, so each place in its code is logged once.
+def _log_once(error: Exception) -> None:
+    """Log an exception of a parser, unless its class and place in the code were logged before."""
+    # A parser that fails on one answer fails on many.
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    kind = (type(error), frame.f_code.co_filename, line)
-    if kind not in _noted:
-        _noted.add(kind)
+    place = (type(error), frame.f_code.co_filename, line)
+    if place not in _logged:
+        _logged.add(place)
         _log.error(
             "An answer could not be parsed, and was sent as plain text (logged once)",
             exc_info=error,

@@ -71,7 +71,7 @@ def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
     Raises:
         InvalidRequestError: an input is wrong. The message names it, the reason and a right value.
     """
-    messages, media = _messages(limits, texts["messages"])
+    messages, media_lengths = _messages(limits, texts["messages"])
     tools = None
     kwargs: Mapping[str, Any] = {}
     choice = None
@@ -85,8 +85,8 @@ def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
         messages=tuple(messages),
         tools=tools,
         template_kwargs=kwargs,
-        characters=len(texts["messages"]) - sum(media) + len(texts.get("tools", "")),
-        media=bool(media),
+        characters=len(texts["messages"]) - sum(media_lengths) + len(texts.get("tools", "")),
+        media=bool(media_lengths),
         tool_choice=choice,
     )
 
@@ -103,7 +103,11 @@ def joined(texts: Sequence[str]) -> str:
 
 
 def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[int]]:
-    """Return the messages, and the length of each picture, audio and video in them."""
+    """Return the messages in a JSON text, and the length of each picture, audio and video in them.
+
+    Raises:
+        InvalidRequestError: they are malformed, or exceed a limit.
+    """
     # 1) Cheap checks come first, so that a huge text is never parsed. Media do not count as text.
     if 0 < limits.max_text_bytes < len(text):
         media_length = sum(map(len, _DATA.findall(text)))
@@ -111,24 +115,23 @@ def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[
     refuse_above(limits.max_messages, text.count('"role"'), "messages have", "roles")
     # 2) Parse, and check exactly.
     messages = json_value(text, "messages", limits.max_json_depth)
-    valid = isinstance(messages, list) and all(
-        isinstance(m, dict) and "role" in m for m in messages
-    )
-    if not messages or not valid:
+    is_list = isinstance(messages, list) and messages
+    if not is_list or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise InvalidRequestError(
             "messages must be a non-empty JSON list of objects with 'role' and 'content'"
         )
     refuse_above(limits.max_messages, len(messages), "messages have", "entries")
-    media = check_parts(limits, messages)
-    refuse_above(limits.max_text_bytes, len(text) - sum(media), _TEXT, "characters")
-    # 3) vLLM's renderer ignores the older name of this field.
+    media_lengths = check_parts(limits, messages)
+    refuse_above(limits.max_text_bytes, len(text) - sum(media_lengths), _TEXT, "characters")
+    # 3) Rename a field: vLLM's renderer ignores its older name, `reasoning_content`.
     for message in messages:
         if message.get("reasoning") is None and "reasoning_content" in message:
             message["reasoning"] = message["reasoning_content"]
-    return messages, media
+    return messages, media_lengths
 
 
 def _tools(limits: Limits, text: str) -> tuple[Mapping[str, Any], ...] | None:
+    """Return the tools in a JSON text; None for null or an empty list."""
     tools = json_value(text, "tools", limits.max_json_depth)
     if tools is None:
         return None
@@ -141,11 +144,14 @@ def _tools(limits: Limits, text: str) -> tuple[Mapping[str, Any], ...] | None:
 def _choice(
     limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]
 ) -> str | Mapping[str, Any] | None:
-    """Return the tool choice, from a plain word or JSON."""
+    """Return the tool choice, from a plain word or JSON; None for null.
+
+    Raises:
+        InvalidRequestError: it is malformed, or names a function that the tools lack.
+    """
     # A word may come without the quotes that JSON would need.
-    choice = (
-        text if text in TOOL_CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
-    )
+    is_word = text in TOOL_CHOICES
+    choice = text if is_word else json_value(text, "tool_choice", limits.max_json_depth)
     if choice is None:
         return None
     if choice in ("auto", "required") and not tools:
@@ -167,6 +173,7 @@ def _choice(
 
 
 def _function_name(value: Any) -> str | None:
+    """Return the name of the function in a tool or tool choice; None if it is malformed."""
     if not isinstance(value, dict) or value.get("type", "function") != "function":
         return None
     function = value.get("function")

@@ -56,6 +56,7 @@ def split(
 
 
 def _is_template(value: str, model_dir: Path) -> bool:
+    """Return whether the argument is a template itself, and not the name of a file with one."""
     if "\n" in value:
         return True
     if not _JINJA & set(value):
@@ -69,6 +70,11 @@ def _is_template(value: str, model_dir: Path) -> bool:
 
 
 def _read(path: Path, file: str) -> str:
+    """Return the template in a file; ``file`` is the name of the arguments' file for errors.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no template.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -78,7 +78,9 @@ class Frontends(Source):
         self._vllm: Vllm
         self._values: Mapping[str, Any]
         self._figures: mmap.mmap
+        # The name of the engine that this instance has launched or connected to last; "" before.
         self._engine = ""
+        # Where an engine that this instance has launched publishes its load.
         self._statistics: str | None = None
         # One instance must start the engine, and only the first one always exists.
         if own.index == 0:
@@ -166,6 +168,10 @@ class Frontends(Source):
             await asyncio.sleep(LOOK_PERIOD_S)
 
     def _require_first(self, until: float) -> None:
+        """Raise a ConfigError if the load cannot succeed, or the first instance has not come.
+
+        The first instance has time until ``until``, in seconds of the monotonic clock.
+        """
         reason = self._meeting.failure()
         if not reason and time.monotonic() > until and not self._meeting.has_first():
             reason = (
@@ -184,17 +190,23 @@ class Frontends(Source):
         return llm
 
     def _connect(self, address: Address) -> EngineClient:
-        place = {
+        """Return a client of the engine that another instance has launched."""
+        addresses = {
             "input_address": address.input_address,
             "output_address": address.output_address,
             "stats_update_address": address.stats_update_address,
         }
         # Set even if that engine is gone already: the next one has another name.
         self._engine = address.engine
-        return vllm_api.connect(self._vllm, self._values, place, address.client, self._own.count)
+        return vllm_api.connect(
+            self._vllm, self._values, addresses, address.client, self._own.count
+        )
 
     def _noting(self, llm: EngineClient) -> EngineClient:
+        """Return a client that notes in the shared memory how new its ranks' figures are."""
+
         def note(rank: int, made: float) -> None:
+            """Note that the figures of a data-parallel rank are from the time ``made``."""
             position = rank * self._own.count + self._own.index
             struct.pack_into("d", self._figures, struct.calcsize("d") * position, made)
 
@@ -208,6 +220,7 @@ class Frontends(Source):
         """
         # The shared memory has a row for each rank, with the time of each instance's figures.
         rows = struct.iter_unpack(f"{self._own.count}d", self._figures)
+        # The ranks of which this instance has the newest figures.
         ranks = {
             str(rank) for rank, times in enumerate(rows) if times[self._own.index] == max(times)
         }
@@ -215,7 +228,7 @@ class Frontends(Source):
         for family in families:
             if family.name != SLEEP_GAUGE:
                 # Counters are each instance's own, and the server adds them up.
-                published.append(_only(family, ranks))
+                published.append(_gauges_of(ranks, family))
             elif self.sleep_state.is_latest:
                 # vLLM changes this gauge only in the front end that was asked.
                 published.append(family)
@@ -233,25 +246,31 @@ class Frontends(Source):
 
     def loss(self) -> Loss | None:
         """Return why the connected engine must be abandoned, or None; see ``Source``."""
+        # 1) Requests of instances that have ended no longer count.
         for index in self._meeting.gone():
             self.counts.forget(index)
             self.sleep_state.forget(index)
-        # Another instance may just be writing the file.
+        # 2) Has an instance given the engine up for all? The file is missing if not. It is empty
+        #    while that instance is writing it.
         with contextlib.suppress(OSError):
             reason = self._meeting.path("forsaken").read_text(encoding="utf-8")
             if reason:
                 return Loss(reason, for_good=True)
+        # 3) The instance that has started the engine sees its end itself, but not what others see.
         if self.leads:
             is_hung = self._meeting.is_hung(self._engine)
             return Loss("does not answer another instance") if is_hung else None
+        # 4) The engine of another instance has ended if that instance has, or has withdrawn it.
         if self._meeting.closed():
             return Loss("was unloaded with the instance that had started it", in_order=True)
-        # The others go on without a killed instance, so that what they have in flight is answered.
-        # Triton needs a second for each request to a dead stub. Under load, nearly all go to them.
+        # If that instance was killed, this one now leads, and starts a new engine. So what the
+        # others have in flight is answered. Triton needs a second for each request to a dead stub,
+        # and under load nearly all go to the others.
         if self._meeting.lead():
             return Loss("has died with the instance that had started it")
         address = self._meeting.address()
-        return None if address is not None and address.engine == self._engine else Loss("has died")
+        still_serves = address is not None and address.engine == self._engine
+        return None if still_serves else Loss("has died")
 
     def retire(self, *, hung: bool) -> None:
         """Make the other instances abandon the engine; see ``Source``."""
@@ -286,8 +305,8 @@ async def _called(in_thread: bool, make: Callable[[], EngineClient]) -> EngineCl
     return await asyncio.to_thread(make) if in_thread else make()
 
 
-def _only(family: PrometheusFamily, ranks: set[str]) -> PrometheusFamily:
-    """Return a family; without the samples of other ranks if they are gauges."""
+def _gauges_of(ranks: set[str], family: PrometheusFamily) -> PrometheusFamily:
+    """Return a family of gauges with the samples of these ranks only; another family as it is."""
     if family.type != "gauge":
         return family
     part: Any = copy.copy(family)

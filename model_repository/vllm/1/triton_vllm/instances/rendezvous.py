@@ -122,13 +122,20 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
 
 
 class Rendezvous:
-    """An instance's place in the folder of its load; ``join`` makes it."""
+    """An instance's place in the folder of its load; ``join`` makes it.
+
+    Args:
+        own: which instance this is.
+        load: the folder of the load.
+        lock: the descriptor that holds the instance's seat.
+    """
 
     def __init__(self, own: Seat, load: Path, lock: int) -> None:
         self._own = own
         self._base = load.parent
         self._load = load
         self._seat = lock
+        # The descriptor that holds the lock `lead`; None if this instance does not lead.
         self._lead: int | None = None
 
     @classmethod
@@ -169,7 +176,7 @@ class Rendezvous:
 
     def lead(self) -> bool:
         """Begin to lead if no living instance leads; return whether this instance leads."""
-        if self._lead is None and not self._departing():
+        if self._lead is None and not self._is_departing():
             # If another instance leads, its lock cannot be taken.
             with contextlib.suppress(OSError):
                 self._lead = locks.take(self._load / "lead")
@@ -213,7 +220,7 @@ class Rendezvous:
             engine: the engine's name.
             closed: whether this instance ends as well.
         """
-        # First, so that an instance that finds no engine also finds why.
+        # This comes first, so that an instance that finds no engine also finds why.
         if closed:
             (self._load / "closed").touch()
         (self._load / "engine").unlink(missing_ok=True)
@@ -291,8 +298,11 @@ class Rendezvous:
         with contextlib.suppress(OSError), _locked(self._base):
             _tidy(self._base)
 
-    def _departing(self) -> bool:
-        # An instance that is about to be unloaded must not start an engine first.
+    def _is_departing(self) -> bool:
+        """Return whether the leading instance was unloaded, and this one probably will be soon.
+
+        It must not start an engine then.
+        """
         with contextlib.suppress(OSError):
             closed_at = (self._load / "closed").stat().st_mtime
             return time.time() - closed_at < DEPARTURE_S * self._own.count
@@ -303,17 +313,23 @@ class Rendezvous:
 
 
 def _wires(load: Path, engine: str, index: int) -> tuple[str, str]:
+    """Return an instance's addresses for requests to an engine, and for outputs of it."""
     return f"ipc://{load}/{engine}-{index}-in", f"ipc://{load}/{engine}-{index}-out"
 
 
 def _waits_for(load: Path, own: Seat) -> bool:
+    """Return whether an instance may join a load: it goes on, and the instance's seat is free."""
     seats = list(load.glob("seat-*"))
-    # A load waits if it has not ended, all its instances live, and this seat is free.
-    over = any((load / name).exists() for name in ("failed", "closed", f"seat-{own.index}"))
-    return bool(seats) and not over and all(map(_is_held, seats))
+    has_ended = (load / "failed").exists() or (load / "closed").exists()
+    seat_is_free = not (load / f"seat-{own.index}").exists()
+    if has_ended or not seat_is_free:
+        return False
+    # All its instances must live.
+    return bool(seats) and all(map(_is_held, seats))
 
 
 def _is_held(path: Path) -> bool:
+    """Return whether a process holds the lock of a file."""
     try:
         # A lock that can be taken is held by no process.
         locks.free(locks.take(path))
@@ -337,7 +353,9 @@ def _locked(base: Path) -> Iterator[None]:
             if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
                 raise PermissionError(f"{base} is not this user's alone")
             descriptor = locks.take(base / "lock", waits=True)
-        except FileNotFoundError:  # the previous holder has just removed the folder
+        except FileNotFoundError:
+            # The previous holder has just removed the folder: make it again. But without the folder
+            # above it, that would never succeed.
             if not base.parent.is_dir():
                 raise
     try:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CLOSED_CELL = 0
+"""Whether the engine has been sent to sleep."""
 _LATEST_CELL = 1
+"""The number of the instance that changed it last."""
 
 
 class SleepState:
@@ -38,6 +40,7 @@ class SleepState:
         count: int = 1,
         turn: Path | None = None,
     ) -> None:
+        # Integers of 64 bits. The first two belong to all instances.
         cells = memoryview(bytearray(self.size(1)) if memory is None else memory).cast("q")
         self._common = cells[:2]
         # A number of each instance: whether its sleep waits, and its wake_up requests so far.
