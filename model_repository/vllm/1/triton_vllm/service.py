@@ -52,6 +52,7 @@ class Service:
             when_dead = self._unload
             engine.runner.check_health(self._unload)
         self._dialect = settings.dialect
+        # Releases are written YY.MM. One that is not known is "", and counts as an old one.
         self._errors_apart = prepared.server >= triton.ERRORS_APART_SINCE
         self._served = Served(
             name=self._name,
@@ -90,7 +91,8 @@ class Service:
             )
             if self._model.shared is not None:
                 self._model.shared.reserve_metrics()
-            # The application has as many objects as the rest of the adapter.
+            # Again, because the application has as many objects as the rest of the adapter. The
+            # garbage collector need not visit them either.
             interpreter.tune()
             self._log.info(f"vLLM's OpenAI server listens on port {plan.port.number}")
         # vLLM may raise anything, and each is a reason why the load failed.

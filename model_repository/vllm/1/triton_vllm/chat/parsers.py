@@ -52,7 +52,8 @@ def choose(tool: str, values: Mapping[str, Any], file: str) -> vllm_api.ParserNa
     Raises:
         ConfigError: this vLLM does not have such a parser.
     """
-    # Before 0.26, vLLM uses its parser of reasoning only to find where a constraint begins.
+    # Before 0.26, vLLM uses its parser of reasoning only to find where a constraint begins. It
+    # reads no answers with it.
     if not tool and not vllm_api.has_parsers():
         return vllm_api.ParserNames()
     names = vllm_api.ParserNames(

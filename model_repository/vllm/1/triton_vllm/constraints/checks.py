@@ -88,9 +88,11 @@ def to_compile(limits: Limits, params: Any) -> Constraint | None:
     # characters, 32,000 tokens).
     for name in ("json", "regex", "grammar", "structural_tag"):
         value = getattr(params, name, None)
+        # With a limit of 0, no constraint is tried.
         if value is not None and limits.max_constraint_seconds:
             text = value if isinstance(value, str) else json.dumps(value)
-            kind = "lark" if name == "grammar" and not _EBNF.search(text) else name
+            is_lark = name == "grammar" and not _EBNF.search(text)
+            kind = "lark" if is_lark else name
             return Constraint(name, kind, text, seconds=limits.max_constraint_seconds)
     return None
 
@@ -102,7 +104,7 @@ def expansion(pattern: str) -> tuple[int, int]:
         Its length in characters with its repetitions written out, at most ``MANY_REPETITIONS``, and
         the depth of its parentheses.
     """
-    sizes = [0]  # an entry for each open parenthesis
+    sizes = [0]  # of the pattern, and of each open parenthesis in it
     last = 0  # the size of the part that a repetition would repeat
     deepest = 0
     position = 0
@@ -140,6 +142,7 @@ def _atom_end(pattern: str, position: int) -> int:
     if pattern[position] == "[":
         # Directly after "[", a "]" is an ordinary character.
         end = pattern.find("]", position + 2)
+        # Nor does an escaped "]" end a class, unless the backslash itself is escaped.
         while end > 0 and pattern[end - 1] == "\\" and pattern[end - 2] != "\\":
             end = pattern.find("]", end + 1)
         return end + 1 if end > 0 else len(pattern)

@@ -99,7 +99,7 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> str:
     # action ends the process.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, task["read_s"])
-    # 3) Do what vLLM would do with the constraint.
+    # 3) Do what vLLM would do with the constraint. Each step has its own time.
     read, compile_ = COMPILERS[task["kind"]]
     refusal = ""
     try:
@@ -120,11 +120,13 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> str:
     except UnusableError as error:
         refusal = str(error)
     except MemoryError:
+        # This process then ends without an answer, as after any other exceeded limit.
         raise
     except Exception:  # noqa: BLE001, S110
         # An older xgrammar lacks a function, or a structural tag has other fields. vLLM knows what
         # to do.
         pass
+    # No limit for sending the result.
     signal.setitimer(signal.ITIMER_PROF, 0)
     return refusal
 

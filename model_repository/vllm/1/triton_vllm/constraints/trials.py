@@ -160,7 +160,7 @@ class Trials:
             self._ending.cancel()
 
     def _finish(self, attempt: asyncio.Future[Verdict]) -> None:
-        """Free the slot of an attempt that is done; after the last one, let the worker idle."""
+        """Free the slot of an attempt that is done; after the last one, end the worker later."""
         # If its request was cancelled, nothing else reads the exception.
         if not attempt.cancelled():
             attempt.exception()
@@ -184,10 +184,15 @@ class Trials:
             return self._worker
 
     async def _start_worker(self, llm: EngineClient) -> Worker | None:
-        """Return a new worker. None if there can be no worker on this machine."""
+        """Return a new worker. None if there can be no worker on this machine.
+
+        Raises:
+            UnavailableError: it could not be started now, but may be later.
+        """
         try:
-            write = await vllm_api.xgrammar_tokenizer(llm)
-            worker = await asyncio.to_thread(lambda: Worker(write()))
+            serialize = await vllm_api.xgrammar_tokenizer(llm)
+            # Both calls block: the tokenizer is serialized, and the worker reads it.
+            worker = await asyncio.to_thread(lambda: Worker(serialize()))
         except OSError:
             raise UnavailableError(
                 "structured_outputs could not be tried, the machine is too busy: try again"
@@ -225,6 +230,7 @@ class Worker:
                 command, stdin=theirs.fileno(), env={**os.environ, **WORKER_VARIABLES}
             )
         try:
+            # It answers when it has read the tokenizer.
             ready = self._ask(tokenizer) is not None
         except TimeoutError:
             # The worker may now end with a traceback. That would say nothing about the tokenizer.
@@ -254,8 +260,11 @@ class Worker:
             "compile_s": constraint.seconds,
         }
         answer = self._ask(json.dumps(task))
-        # The kernel ends a process that exceeds the limits.
-        return Verdict(exceeds_limits=True) if answer is None else Verdict(refusal=answer or None)
+        # The kernel has ended the process, because it has exceeded the limits.
+        if answer is None:
+            return Verdict(exceeds_limits=True)
+        # An empty answer means that xgrammar can use the constraint.
+        return Verdict(refusal=answer or None)
 
     def end(self) -> None:
         """End the process.

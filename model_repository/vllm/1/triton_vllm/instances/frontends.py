@@ -87,7 +87,12 @@ class Frontends(Source):
             rendezvous.lead()
 
     def use(self, vllm: Vllm, values: Mapping[str, Any], ranks: int) -> None:
-        """Take the engine arguments, and the number of data-parallel ranks.
+        """Take what was not known when the instances met; make the memory that they share.
+
+        Args:
+            vllm: the loaded vLLM.
+            values: the engine arguments.
+            ranks: the number of data-parallel ranks.
 
         Raises:
             ConfigError: this vLLM cannot serve several front ends from one engine.
@@ -203,10 +208,10 @@ class Frontends(Source):
         )
 
     def _noting(self, llm: EngineClient) -> EngineClient:
-        """Return a client that notes in the shared memory how new its ranks' figures are."""
+        """Let a client note in the shared memory when each rank made its figures; return it."""
 
         def note(rank: int, made: float) -> None:
-            """Note that the figures of a data-parallel rank are from the time ``made``."""
+            """Note that a data-parallel rank made the newest figures of this client at ``made``."""
             position = rank * self._own.count + self._own.index
             struct.pack_into("d", self._figures, struct.calcsize("d") * position, made)
 
@@ -236,13 +241,13 @@ class Frontends(Source):
 
     def share(self) -> None:
         """Tell the other instances that the engine serves; see ``Source``."""
-        part = "shares"
+        verb = "shares"
         # An engine that another instance has started may be asleep.
         if self.leads:
             self.sleep_state.note_change(asleep=False)
             self._meeting.publish(self._engine, self._statistics)
-            part = "has started"
-        self._log.info(f"instance {self._own.index} of {self._own.count} {part} the engine")
+            verb = "has started"
+        self._log.info(f"instance {self._own.index} of {self._own.count} {verb} the engine")
 
     def loss(self) -> Loss | None:
         """Return why the connected engine must be abandoned, or None; see ``Source``."""

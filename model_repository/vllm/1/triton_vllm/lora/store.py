@@ -131,8 +131,8 @@ class AdapterStore:
         # a name on a model hub
         if isinstance(place, str):
             return ()
-        # The operator lists an adapter with its path, wherever that is. Other names come from
-        # clients.
+        # The operator lists an adapter with its path, wherever that is. Any other name comes from a
+        # client, and its files must be in LORA_DIRECTORY.
         within = None if name in self._adapters.listed else self._adapters.directory
         files = await asyncio.get_running_loop().run_in_executor(self._looking, look, place, within)
         if not files and within is not None:

@@ -58,7 +58,9 @@ class Operator:
         self._state = state
         self._store = store
         self._log = log
+        # The calls of the engine that have no answer yet.
         self._calls = Calls()
+        # Held by the operation that runs.
         self._lock = asyncio.Lock()
 
     @property

@@ -47,6 +47,7 @@ def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
     # The sort keeps the order of equal scores.
     ranked = [{"index": i, "relevance_score": score} for i, score in enumerate(scores)]
     ranked.sort(key=itemgetter("relevance_score"), reverse=True)
+    # 0 means all.
     return ranked[: scoring.top or None]
 
 

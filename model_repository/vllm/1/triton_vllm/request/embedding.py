@@ -167,7 +167,8 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
     if top is None:
         top = 0
     # `type`, because a boolean is an integer in Python.
-    if type(top) is not int or top < 0 or (top and not ranked):
+    is_number = type(top) is int and top >= 0
+    if not is_number or (top and not ranked):
         raise InvalidRequestError(
             f"{INPUT_NAME}.top_n must be a number of documents, 0 for all, and goes with query"
         )

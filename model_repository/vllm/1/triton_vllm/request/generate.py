@@ -58,7 +58,8 @@ class GenerateRequest(Request):
         params = self._params(served)
         served.fit.check_params(params)
         served.fit.check_weight(params.n, "sampling parameters: n asks for", "completions")
-        # 2) Open the conversation. It may set a constraint for its tools.
+        # 2) Open the conversation. It may set a constraint for its tools, and has the tools as the
+        #    chat template takes them.
         prompt = self.prompt
         conversation = self._conversation(served, params)
         if conversation is not None and prompt.chat is not None:

@@ -63,7 +63,7 @@ class Served:
         Raises:
             UnsupportedError: as the official backend says it.
         """
-        # For text, a model of speech has another task (vllm/tasks.py, GENERATION_TASKS).
+        # A model that makes text of speech has another task (vllm/tasks.py, GENERATION_TASKS).
         names = {task, "transcription"} if task == "generate" else {task}
         if names.isdisjoint(self.fit.facts.tasks):
             raise UnsupportedError(

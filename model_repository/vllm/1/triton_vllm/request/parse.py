@@ -83,8 +83,8 @@ def parse(
     values = _parameters(inputs, parameters, limits)
     # From here on, each function that gets ``values`` removes its fields. What is left in the end
     # are the sampling parameters.
-    plain = _plain(inputs, values)
-    plain["timeout"] = plain["timeout"] or timeout
+    attributes = _plain_attributes(inputs, values)
+    attributes["timeout"] = attributes["timeout"] or timeout
     prompts = [name for name in PROMPTS if name in inputs]
     if len(prompts) != 1:
         found = " and ".join(prompts) or "none"
@@ -108,14 +108,14 @@ def parse(
     )
     return GenerateRequest(
         prompt=prompt,
-        echo=_echo(inputs, stream=plain["stream"]),
+        echo=_echo(inputs, stream=attributes["stream"]),
         wants=_wants(inputs),
         lora_name=_lora_name(values),
         engine_fields=engine_fields.take(
             values, limits.allowed_request_fields, limits.max_json_depth
         ),
         parameters=values,
-        **plain,
+        **attributes,
     )
 
 
@@ -153,10 +153,11 @@ def _flag(inputs: Inputs, name: str) -> bool:
         raise InvalidRequestError(f"{name} {error}") from None
 
 
-def _plain(inputs: Inputs, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the tensors in ``PLAIN``: 0 or False if one is missing.
+def _plain_attributes(inputs: Inputs, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes that are numbers or flags, by the names of their tensors (``PLAIN``).
 
-    Numbers may also be sampling parameters (``values``), from which they are removed.
+    A missing one is 0 or False. Numbers may also be among the sampling parameters (``values``),
+    from which they are removed.
     """
     numbers = {name: _integer(inputs, values, name) for name in PLAIN[INT64]}
     return numbers | {name: _flag(inputs, name) for name in PLAIN[BOOL]}

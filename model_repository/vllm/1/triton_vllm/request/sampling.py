@@ -60,8 +60,10 @@ def build(
             values["max_tokens"] = _coerced(schema, "max_completion_tokens", newer, hint)
     checked = {name: _checked(schema, name, value) for name, value in values.items()}
     if chat is not None:
-        # The request's values take precedence over the model's defaults.
+        # The request's values take precedence over the model's defaults. `None` means as many
+        # tokens as fit.
         checked = {"max_tokens": None, **chat.values, **checked}
+        # The operator's limit, which holds whatever the request asks for.
         if chat.most is not None:
             tokens = checked["max_tokens"]
             checked["max_tokens"] = chat.most if tokens is None else min(chat.most, tokens)

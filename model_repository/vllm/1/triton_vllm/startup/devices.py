@@ -138,4 +138,5 @@ def _device_name(visible_devices: str, index: int) -> str:
         index: the index.
     """
     names = [name.strip() for name in visible_devices.split(",") if name.strip()]
+    # Without a list, the index is CUDA's own.
     return names[index] if index < len(names) else str(index)

@@ -24,7 +24,9 @@ def check() -> None:
     Raises:
         ConfigError: the driver is too old.
     """
-    what, remedy = complaint(_cuda_of_driver(), _driver_version(), _cuda_of_torch())
+    what, remedy = complaint(
+        runs=_cuda_of_driver(), driver=_driver_version(), cuda=_cuda_of_torch()
+    )
     if what:
         raise ConfigError(f"{what} {remedy}")
 

@@ -48,8 +48,11 @@ class HttpEndpoint:
         self._clock = clock
         # The refusals of each address, since its last answer.
         self._refusals: dict[Address, int] = {}
+        # Seconds of the clock: when to search again, and until when to search more often. The
+        # second one is set by the first search.
         self._next_search = 0.0
         self._eager_until: float | None = None
+        # Whether the endpoint has been found.
         self._is_complete = False
 
     def find(self) -> bool:

@@ -42,6 +42,7 @@ def _task(value: Any) -> Mapping[str, Any]:
         return {}
     if value in pooling:
         return {"runner": "pooling", "convert": pooling[value]}
+    # The other tasks, such as "transcription", make text.
     return {"runner": "generate"}
 
 
@@ -210,6 +211,7 @@ def fit(
     Raises:
         ConfigError: no vLLM ever had an argument of this name, or a value has the wrong type.
     """
+    # 1) Replace the arguments that this vLLM does not have.
     wanted = {name: value for name, value in arguments.items() if name in declared}
     notes: list[str] = []
     for name, old_value in arguments.items():
@@ -218,14 +220,15 @@ def fit(
         replacement = _replace(name, old_value, declared, file)
         notes.append(f"{name} -> {', '.join(replacement) or 'ignored'}")
         for key, item in replacement.items():
-            # A value that the file has under today's name wins.
+            # A value that the file has under today's name wins. Objects are merged.
             present = wanted.get(key)
             if isinstance(item, dict) and isinstance(present, dict):
                 wanted[key] = item | present
             else:
                 wanted.setdefault(key, item)
     warning = f"engine arguments that this vLLM no longer has: {'; '.join(notes)}" if notes else ""
-    # JSON's null means vLLM's default, whatever the declared type is.
+    # 2) Convert the values to the declared types. JSON's null means vLLM's default, whatever the
+    #    type is.
     values = {
         name: _coerced(name, value, declared[name], file)
         for name, value in wanted.items()

@@ -72,7 +72,8 @@ def choose(
     # Bound or reserved cores mean that the operator has divided them.
     is_bound = environment.get(BINDING_VARIABLE, "") not in ("", "nobind")
     is_reserved = environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU")
-    if is_parallel or is_bound or is_reserved or any(map(engine_args.get, _CHOSEN_BY)):
+    is_chosen = any(map(engine_args.get, _CHOSEN_BY))
+    if is_parallel or is_bound or is_reserved or is_chosen:
         return Processes()
     # One core is left to tokenizing and to the server. vLLM's own binding leaves one, too.
     threads = environment.get(THREADS_VARIABLE) or "1"

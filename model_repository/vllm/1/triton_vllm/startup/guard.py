@@ -70,9 +70,10 @@ def _wait_for_end(owner: int) -> None:
     # an old kernel, or a container that forbids the call
     except (OSError, AttributeError):
         events = []
-    # Another event says nothing about the process. If other code in this process closes the
-    # descriptor, it is POLLNVAL.
-    if not any(event & select.POLLIN for _, event in events):
+    # Any other event says nothing about the process: POLLNVAL, for example, means that other code
+    # in this process has closed the descriptor.
+    has_ended = any(event & select.POLLIN for _, event in events)
+    if not has_ended:
         _poll(owner)
 
 

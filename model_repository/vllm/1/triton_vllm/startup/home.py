@@ -48,7 +48,7 @@ def settle(environment: MutableMapping[str, str], log: Log) -> None:
     if environment.get(CACHE_VARIABLE) or _is_writable(usual):
         return
     try:
-        place = str(private_folder())
+        instead = str(private_folder())
     except OSError as error:
         log.warning(
             f"neither {usual} nor a folder in its place can be written: {error}; "
@@ -59,17 +59,17 @@ def settle(environment: MutableMapping[str, str], log: Log) -> None:
     hub = usual / "huggingface"
     if hub.is_dir():
         environment.setdefault("HF_HOME", str(hub))
-    # The folder keeps its name, because a warm cache recognizes the hook's folder by its name.
-    if environment.get(_INDUCTOR_VARIABLE, "").startswith(f"{usual}/"):
-        environment[_INDUCTOR_VARIABLE] = environment[_INDUCTOR_VARIABLE].replace(
-            str(usual), place, 1
-        )
-    environment[CACHE_VARIABLE] = place
+    # The start-up hook has named a folder below the usual one. Only that part of its path is
+    # replaced: `warm_cache` recognizes the hook's folder by the rest.
+    inductor = environment.get(_INDUCTOR_VARIABLE, "")
+    if inductor.startswith(f"{usual}/"):
+        environment[_INDUCTOR_VARIABLE] = inductor.replace(str(usual), instead, 1)
+    environment[CACHE_VARIABLE] = instead
     # Triton's compiler and FlashInfer do not read XDG_CACHE_HOME.
     for name in ("TRITON_HOME", "FLASHINFER_WORKSPACE_BASE"):
-        environment.setdefault(name, place)
+        environment.setdefault(name, instead)
     log.info(
-        f"{usual} cannot be written, so caches are in {place}; "
+        f"{usual} cannot be written, so caches are in {instead}; "
         f"{CACHE_VARIABLE} names another folder"
     )
 

@@ -51,6 +51,7 @@ def end_at_once() -> None:
     # Python would first take torch's modules apart, which takes 3 to 10 s on two busy cores. An
     # unload would wait for it. A stopping server waits for one instance after the other, and gives
     # all of them 30 s.
+
     # Exit handlers run in reverse order, so the first one registered runs last.
     atexit.register(_end)
 
@@ -73,6 +74,7 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
+        # Later collections leave out what exists now.
         gc.freeze()
         gc.enable()
 

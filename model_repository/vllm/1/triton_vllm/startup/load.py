@@ -102,6 +102,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
     require_completed(json.loads(args["model_config"]))
+    # Before anything registers an exit handler.
     interpreter.end_at_once()
     shared = frontends.join(args, log)
     try:
@@ -173,7 +174,7 @@ def _make_engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engi
     values = prepared.engine_args
     settings = prepared.settings
     if shared is not None:
-        shared.use(vllm, values, parallel_sizes(values)["data"])
+        shared.use(vllm, values, ranks=parallel_sizes(values)["data"])
     # An engine counts as idle if none of its processes works. Processes of other machines cannot be
     # seen from here. And if the operator has set a limit, it is the only one.
     may_judge_idle = not settings.engine_timeout_s and is_on_one_machine(values)
@@ -284,6 +285,7 @@ def _make_departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> 
     grace = prepared.settings.unload_grace_s
 
     def leave() -> None:
+        """Let the requests in flight finish within the grace period, then end the engine."""
         count = len(engine.jobs.ledger.jobs())
         log.info(f"the server ends: {count} requests in flight have {grace:.0f} s to finish")
         engine.leave(grace)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api import ParserNames, Vllm
 
 CPU_WORKER = "triton_vllm.vllm_api.cpu_worker.Worker"
+"""The class with which vLLM extends its worker on a CPU; see there for the reason."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,7 @@ def _choose_compilers(
     """Set the variables that choose compilers; return the engine arguments that go with them."""
     chosen = compilers.choose(values, os.environ, Path(sys.prefix), on_cpu=vllm_api.runs_on_cpu())
     os.environ.update(chosen.variables)
+    # The environment's own compiler takes seconds at its first use. It gets them now, in a thread.
     if run is not None and "CC" in chosen.variables:
         compilers.warm_up(chosen.variables["CC"], run.path)
     for note in chosen.notes:
@@ -308,7 +310,8 @@ def _choose_compilers(
 
 def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Set the variables for vLLM's processes; return the engine arguments that go with them."""
-    # Only for a CPU; and some versions of vLLM lack this executor.
+    # vLLM's executor that runs the worker in EngineCore. None for a GPU; and some versions of vLLM
+    # lack it.
     in_engine_core = vllm.UniProcExecutor if vllm_api.runs_on_cpu() else None
     cores = executor.available_cores()
     processes = executor.choose(values, os.environ, cores, in_engine_core)

@@ -65,7 +65,8 @@ class RunFolder:
         used = _mapped_files([os.getpid(), *_children()])
         names = {path.name for path in used} - self._foreign
         text = json.dumps({"space": process_space(), "names": sorted(names)})
-        # Without the note, only a kill leaves something behind.
+        # The load goes on without a note. Only a kill then leaves memory that no later start
+        # removes.
         with contextlib.suppress(OSError):
             (self.path / _NOTE_NAME).write_text(text, encoding="utf-8")
 

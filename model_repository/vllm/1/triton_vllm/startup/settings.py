@@ -108,6 +108,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         except ValueError as error:
             raise ConfigError(f"config.pbtxt: parameter {name} {error}") from None
 
+    # Each limit is a number, but for those in `_LISTS`.
     limits = {
         field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default)
         for field in fields(Limits)

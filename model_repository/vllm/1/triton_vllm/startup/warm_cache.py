@@ -125,6 +125,7 @@ def current(model_dir: Path) -> Record:
     with contextlib.suppress(OSError):
         manifest = json.loads((model_dir / FILE_NAME).read_text(encoding="utf-8"))
     digest = hashlib.sha256()
+    # The engine arguments are in our file, or in the official backend's of a version.
     official_files = sorted(model_dir.glob(f"*/{official.ARGUMENTS_NAME}"))
     for file in (model_dir / engine_args.FILE_NAME, *official_files):
         if file.is_file():
