@@ -64,7 +64,7 @@ def replace_inspection(
     # Patch inspection: vLLM starts an interpreter for it, which imports vLLM (0.11 to 0.33;
     # model_executor/models/registry.py, _run_in_subprocess; issue 19317 of vLLM, open). That took
     # 7.3 to 8.0 s of CPU time, and here 0.9 (29 November 2026). It may go when vLLM has an option
-    # for it. A vLLM without these names starts its own process.
+    # for it. Without these names, vLLM starts its own process.
     with contextlib.suppress(ImportError):
         names = vars(importlib.import_module(registry))
         is_same = names.get("_SUBPROCESS_COMMAND") == expected
