@@ -252,7 +252,7 @@ def _mapping(value: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
-    """Return the member of an enumeration that has this value or, in any case, this name."""
+    """Return the member of an enumeration that has this value or name; case does not matter."""
     for member in kind:
         if value in (member, member.value) or str(value).upper() == member.name.upper():
             return member

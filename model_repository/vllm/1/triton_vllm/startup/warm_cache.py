@@ -271,12 +271,15 @@ def _with_new_paths(value: Any, old: str, new: str) -> Any:
 
 
 def _set_variables(environment: MutableMapping[str, str], root: Path, *, replace: bool) -> None:
-    """Set vLLM's cache variables to ``root``; with ``replace`` also those that are set already."""
+    """Set vLLM's cache root to ``root``, and the variables of other caches to folders in it.
+
+    Without ``replace``, what the operator has set for other caches stays.
+    """
     environment[ROOT_VARIABLE] = str(root)
     for name, folder in _CACHES_BELOW.items():
         path = environment.get(name, "")
-        # A path that the operator has set stays.
-        if replace or not path or _OUR_INDUCTOR.search(path):
+        is_operators = path and not _OUR_INDUCTOR.search(path)
+        if replace or not is_operators:
             environment[name] = str(root / folder)
 
 
