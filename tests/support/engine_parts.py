@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from support.patience import LIMIT, wait_for
-from triton_vllm.engine.engine import Pace
+from triton_vllm.engine.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from triton_vllm.engine.runner import Runner
 _out = open(__FILE__, "a", buffering=1)
 _texts = {}
 _begun = set()
-_submit, _use, _begin, _take, _end = Runner.submit, Runner.use, Runner._begin, Runner._take, Jobs.end
+_submit, _use, _begin, _take, _end = Runner.submit, Runner.use, Runner._begin, Runner._take_output, Jobs.end
 
 def note(what, text):
     _out.write(f"{what} {text.split()[0]} {time.monotonic()!r}" + chr(10))
@@ -54,7 +54,7 @@ def use(self, llm, facts):
         note("aborted", _texts[request_id])
     llm.abort = noted
 
-Runner.submit, Runner.use, Runner._begin, Runner._take, Jobs.end = submit, use, begin, take, end
+Runner.submit, Runner.use, Runner._begin, Runner._take_output, Jobs.end = submit, use, begin, take, end
 """
 
 

@@ -52,7 +52,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
         async def main() -> float:
             monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now)
             monkeypatch.setattr(asyncio, "wait", time.wait)
-            return await patience.lasts(question(), moved)
+            return await patience.wait_for_answer(question(), moved)
 
         return asyncio.run(main())
 

@@ -8,8 +8,7 @@ import math
 import os
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import NOT_TAKEN, UNLOADING, StoppedError, UnavailableError
@@ -25,50 +24,15 @@ from triton_vllm.instances.source import Loss
 from triton_vllm.operator.run import Operator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import EngineClient, Log
+    from triton_vllm.engine.front import Front
+    from triton_vllm.engine.pace import Pace
     from triton_vllm.engine.prompts import Prompter
     from triton_vllm.instances.source import Source
     from triton_vllm.lora.store import AdapterStore
-
-
-class Front(Protocol):
-    """Another API over the engine; all methods are called in the event loop."""
-
-    async def use(self, llm: EngineClient, tasks: Sequence[str]) -> None:
-        """Answer with this engine from now on."""
-
-    def leave(self) -> None:
-        """Take no more requests."""
-
-    async def close(self) -> None:
-        """End the connections; the requests have been ended."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How often the engine is checked, in seconds.
-
-    Attributes:
-        restart: whether a dead engine is started again.
-        health_period: between two checks.
-        question_period: between two questions to EngineCore.
-        silence: EngineCore hangs if it does not answer for this time. A request is stuck if it has
-            no output for this time. With 0, it is the time that vLLM itself waits for a worker's
-            step.
-        idle: EngineCore also hangs if for this time it does not answer, gives no output and does
-            nothing. With 0, only ``silence`` counts.
-        backoff: seconds before each attempt to start a dead engine again.
-    """
-
-    restart: bool = True
-    health_period: float = 0.5
-    question_period: float = 5.0
-    silence: float = 0.0
-    idle: float = 0.0
-    backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
 # If the engine hangs, all requests are stuck.
@@ -125,9 +89,11 @@ class Engine:
         self._translator = Translator(vllm, log)
         self._thread = LoopThread(self._translator.note, log)
         self._loop = self._thread.loop
-        # Set by ``_load``.
+        # Set by ``_load``. It stays when the engine has died, unlike ``jobs.llm``.
         self._llm: EngineClient
+        # Set when the engine is to end for good.
         self._ending = threading.Event()
+        # The API on the OpenAI port, if ``attach`` has been called.
         self._front: Front | None = None
         # When EngineCore last answered a question, in the event loop's time.
         self._answered_at = 0.0
@@ -184,8 +150,10 @@ class Engine:
         self._thread.run(front.use(self._llm, self.facts.tasks))
 
     def leave(self, grace_s: float) -> None:
-        """Cancel the requests in flight after ``grace_s`` seconds, then shut vLLM down."""
-        # The server is stopping. It unloads the model only after the last response.
+        """Begin to end, because the server is stopping; ``stop`` follows after the last response.
+
+        After ``grace_s`` seconds the requests in flight are cancelled, and vLLM is shut down.
+        """
         self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self._keep_refusing)
         # Triton itself takes no more requests.
         if self._front is not None:
@@ -205,6 +173,11 @@ class Engine:
         self._thread.end()
 
     async def _load(self) -> None:
+        """Start or join an engine, and run requests in it; also after the loss of another one.
+
+        Raises:
+            Exception: vLLM's own exception.
+        """
         # Another API answers meanwhile, and says that there is no engine.
         self._llm = await self._source.start(in_thread=self._front is not None)
         self.facts = vllm_api.facts(self._llm, await self._llm.get_supported_tasks())
@@ -220,17 +193,21 @@ class Engine:
         if self._ending.is_set():
             self._llm.shutdown()
             return
+        # Tells the other instances that the engine serves.
         self._source.share()
         self.runner.use(self._llm, self.facts)
 
     def _check(self) -> None:
-        """Check whether the engine is alive; this calls itself again after each period."""
-        # Without this, an engine that died while idle would be noticed only by the next request,
-        # which would fail.
+        """Check the engine and the requests in flight; this calls itself again after each period.
+
+        While a lost engine is started again, there are no checks.
+        """
         if self._ending.is_set():
             return
         try:
             if self.jobs.llm is not None:
+                # Without this, an engine that died while idle would be noticed only by the next
+                # request, which would fail.
                 loss = self._loss()
                 if loss is None:
                     self._ask_now_and_then()
@@ -247,6 +224,7 @@ class Engine:
             self.jobs.ledger.tidy()
             self._note_stuck()
             if self._spare_memory.is_due(self.jobs.ledger.count(), self._loop.time()):
+                # vLLM keeps the tokens' texts, which lie between what the requests have freed.
                 vllm_api.forget_texts()
                 self._loop.run_in_executor(None, spare_memory.give_back)
         except Exception as error:  # noqa: BLE001 - the next check may find more
@@ -263,6 +241,7 @@ class Engine:
         return self._source.loss() or (Loss("has died") if vllm_api.is_dead(self._llm) else None)
 
     def _bury(self, loss: Loss) -> None:
+        """End the requests of a lost engine, tell the other instances, and log the loss."""
         self.runner.lose()
         self._source.retire(hung=bool(self._hung_for))
         if loss.in_order:
@@ -280,14 +259,16 @@ class Engine:
             self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        """Find out whether EngineCore hangs."""
+        """Ask EngineCore a question; set ``_hung_for`` if it does not answer for too long."""
         # vLLM takes a hanging EngineCore for healthy, and its requests would wait for ever.
         # EngineCore answers between two steps of the model, so an answer may take as long as a step
         # may.
         llm = self._llm
         try:
             question = llm.is_sleeping()
-            silence = await self._patience.lasts(question, lambda: self.jobs.last_output_at)
+            silence = await self._patience.wait_for_answer(
+                question, lambda: self.jobs.last_output_at
+            )
             # A lost engine's answer says nothing about the new one.
             if llm is self._llm:
                 self._hung_for = silence
@@ -319,6 +300,7 @@ class Engine:
                 if self._front is None:
                     self._llm.shutdown()
                 else:
+                    # In a thread: the other API refuses requests meanwhile, in this loop.
                     await asyncio.to_thread(self._llm.shutdown)
                 await self._load()
             except Exception as error:  # noqa: BLE001 - e.g. out of memory, until it is freed
@@ -336,9 +318,10 @@ class Engine:
                 return
 
     def _keep_refusing(self) -> None:
-        """Cancel the requests in flight, now and again after each period."""
-        # Triton first waits for its clients: 24.10 waits for ever for a gRPC stream that its client
-        # keeps open, or does not read. The devices' memory should not wait as well.
+        """Cancel the requests in flight, and again after each period; end the engine once idle."""
+        # Triton unloads the model only after its clients: 24.10 waits for ever for a gRPC stream
+        # that its client keeps open, or does not read. The devices' memory should not wait as well.
+        # Other instances may still need an engine that they share.
         is_idle = self._source.alone and self.jobs.ledger.is_empty()
         if is_idle and not self._ending.is_set():
             self._end_early(UNLOADING, StoppedError)
@@ -349,13 +332,13 @@ class Engine:
     def give_up(self, reason: str) -> None:
         """End the engine and then this process, which the server takes no answers from any more.
 
-        Called in the event loop.
+        Called in the event loop. ``reason`` is the line for the log.
         """
         if self._ending.is_set():
             return
-        # A dead stub is what Triton 26.03 and later, and probes, can see. The loop has no part in
-        # its end: vLLM's shutdown holds the loop, and may raise or hang. What is left of vLLM ends
-        # with this process (``startup.guard``).
+        # This process is Triton's stub. A dead stub is what Triton 26.03 and later, and probes, can
+        # see. A timer ends it, not the loop: vLLM's shutdown holds the loop, and may raise or hang.
+        # What is left of vLLM ends with this process (``startup.guard``).
         end = threading.Timer(LAST_WORDS_S, self._end_process, (1,))
         end.daemon = True
         end.start()
@@ -366,7 +349,10 @@ class Engine:
         self._end_early(NOT_TAKEN, UnavailableError)
 
     def _end_early(self, reason: str, kind: type[UnavailableError]) -> None:
-        """Shut vLLM down before the server unloads the model; requests get this error."""
+        """Shut vLLM down before the server unloads the model.
+
+        Requests in flight and later ones get an error of this kind with this reason.
+        """
         self._ending.set()
         self.runner.lose(reason, kind)
         self._source.close()
@@ -379,14 +365,16 @@ class Engine:
         ledger = self.jobs.ledger
         if self._front is not None:
             self._front.leave()
-        # Polled once per unload, because an event would have to be set for each request.
+        # 1) Wait. Polled once per unload, because an event would have to be set for each request.
         while not ledger.is_empty() and self._loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+        # 2) Refuse the rest.
         self.jobs.refuse_all(UNLOADED)
         # Lets the tasks begin that stop the refused requests.
         await asyncio.sleep(0)
         if self._front is not None:
             await self._front.close()
+        # 3) End vLLM and what is left in the loop.
         self._source.close()
         self._llm.shutdown()
         if self.runner.store is not None:

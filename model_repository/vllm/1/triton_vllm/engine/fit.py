@@ -66,8 +66,9 @@ class Fit:
             name: what the API calls it.
 
         Raises:
-            InvalidRequestError: no time is spent on tokenizing it.
+            InvalidRequestError: it has too many characters.
         """
+        # Tokenizing it would take long, only to find that it does not fit.
         tokens = self.facts.max_tokens
         most = tokens * self.limits.max_characters_per_token
         if 0 < most < characters:
@@ -89,14 +90,16 @@ class Fit:
         tokens = self.facts.max_tokens
         if 0 < tokens < len(ids):
             raise InvalidRequestError(f"{name} has {len(ids)} tokens; {context_length(tokens)}")
-        # Multimodal models use ids above their vocabulary as placeholders of pictures.
-        self._check_ids(name, ids, 0 if self.facts.multimodal else self.facts.vocabulary)
+        # Multimodal models use ids above their vocabulary as placeholders of pictures, so for them
+        # the limit is unknown.
+        vocabulary = 0 if self.facts.multimodal else self.facts.vocabulary
+        _refuse_outside(vocabulary, ids, name)
 
     def check_media(self, source: str) -> None:
         """Refuse pictures, audio or video in ``source``, if the model takes only text.
 
         Raises:
-            UnsupportedError: it does.
+            UnsupportedError: the model takes only text.
         """
         if not self.facts.multimodal:
             raise UnsupportedError(f"{source}: this model takes texts only")
@@ -105,7 +108,7 @@ class Fit:
         """Refuse more inputs and completions than there is room for.
 
         Args:
-            count: all of them. The first has been let in by the gate.
+            count: all inputs and completions of the request together.
             what: the beginning of the sentence "embedding_request has 9 inputs".
             unit: the unit of ``count``.
             counted: how many of them the ledger has already.
@@ -114,6 +117,7 @@ class Fit:
             InvalidRequestError: there will never be so much room, however long the client waits.
             UnavailableError: there is no room now.
         """
+        # The gate had room for the first one when it let the request in.
         if count > max(counted, 1):
             refuse_above(self.limits.max_requests_in_flight, count, what, unit)
             self.gate.require_room(count - counted, unit)
@@ -130,7 +134,7 @@ class Fit:
         """
         limits = self.limits
         n = getattr(params, "n", None) or 1
-        # Without a second completion, the model's length is the limit.
+        # For a single completion, the model's length is the limit.
         if n > 1:
             what = "sampling parameters: n must be smaller, it is"
             refuse_above(self._most_completions(), n, what, remedy=RAISES_N)
@@ -153,7 +157,10 @@ class Fit:
         _check_repetition(getattr(params, "repetition_detection", None))
 
     def share(self) -> int:
-        """Return how many seats of the engine one request takes at a time; 0 means no limit."""
+        """Return how many of the engine's seats one request may take at a time; 0 means no limit.
+
+        A seat is one of the ``max_num_seqs`` completions that vLLM works on at the same time.
+        """
         most = self._most_completions()
         # An operator who allows few completions does not want to slow long lists of prompts down.
         return max(most, self._half_of_seats()) if most else 0
@@ -164,6 +171,7 @@ class Fit:
         return self._half_of_seats() if most is None else most
 
     def _half_of_seats(self) -> int:
+        """Return half of the engine's seats; 0 if vLLM does not say how many it has."""
         # On two cores, 128 completions of 1,000 tokens took all of the engine's 128 seats, and
         # another client waited 18 s for its first token. Next to 100 it waited 0.1 s.
         seats = self.facts.seats
@@ -189,9 +197,10 @@ class Fit:
         Raises:
             InvalidRequestError: there is such an id. The text begins with ``name``.
         """
-        self._check_ids(name, ids, self.facts.vocabulary)
+        _refuse_outside(self.facts.vocabulary, ids, name)
 
     def _check_strings(self, name: str, words: str | Collection[str]) -> None:
+        """Refuse too many strings, or too long ones, of ``stop`` or ``bad_words``."""
         if isinstance(words, str):
             words = [words]
         what = f"sampling parameter '{name}' has"
@@ -199,21 +208,37 @@ class Fit:
         longest = max(map(len, words), default=0)
         refuse_above(LONGEST_STOP_STRING, longest, f"{what} a string of", "characters")
 
-    @staticmethod
-    def _check_ids(name: str, ids: Collection[int], vocabulary: int) -> None:
-        # A prompt may have a hundred thousand ids, and these two functions loop in C.
-        for token in (min(ids), max(ids)) if ids else ():
-            if token < 0:
-                raise InvalidRequestError(f"{name}: token id {token} is negative")
-            # A vocabulary of 0 is unknown.
-            if 0 < vocabulary <= token:
-                raise InvalidRequestError(
-                    f"{name}: token id {token} "
-                    f"is not in the model's vocabulary of {vocabulary} tokens"
-                )
+
+def _refuse_outside(vocabulary: int, ids: Collection[int], name: str) -> None:
+    """Refuse token ids that are negative or not in the vocabulary.
+
+    Args:
+        vocabulary: its number of tokens. 0 means unknown.
+        ids: the token ids. There may be none.
+        name: what the request calls them, for the error.
+
+    Raises:
+        InvalidRequestError: there is such an id.
+    """
+    # A prompt may have a hundred thousand ids, and these two functions loop in C.
+    for token in (min(ids), max(ids)) if ids else ():
+        if token < 0:
+            raise InvalidRequestError(f"{name}: token id {token} is negative")
+        if 0 < vocabulary <= token:
+            raise InvalidRequestError(
+                f"{name}: token id {token} is not in the model's vocabulary of {vocabulary} tokens"
+            )
 
 
 def _check_repetition(wanted: Any) -> None:
+    """Refuse a search for repetitions that costs too much for each token.
+
+    Args:
+        wanted: the parameter ``repetition_detection``. None if the request has none.
+
+    Raises:
+        InvalidRequestError: the text has the cost and the limit.
+    """
     size = getattr(wanted, "max_pattern_size", 0)
     cost = size * size * getattr(wanted, "min_count", 0)
     if cost > MOST_REPETITION:

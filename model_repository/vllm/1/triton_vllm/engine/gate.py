@@ -66,7 +66,9 @@ class Gate:
         Raises:
             UnavailableError: there is no room now.
         """
-        if not 0 < self._most < self._jobs.ledger.count_of_all() + count:
+        # 0 means no limit.
+        is_full = 0 < self._most < self._jobs.ledger.count_of_all() + count
+        if not is_full:
             return
         if count == 1:
             raise UnavailableError(

@@ -60,6 +60,7 @@ class Jobs:
         self.ledger = Ledger(counts)
         self.llm: EngineClient | None = None
         self.why_down = DEAD
+        # The class of the error with that reason.
         self._error_when_down = UnavailableError
         self.unhealthy = False
         self.last_output_at = 0.0
@@ -108,7 +109,7 @@ class Jobs:
         return job
 
     def note(self, job: Job[Any], subrequest: Subrequest) -> None:
-        """Note one of vLLM's own requests for such a job, which vLLM has taken."""
+        """Note one of vLLM's own requests for a job of another API; vLLM has taken the request."""
         job.subrequests.append(subrequest)
         if job.ended:
             self._stop_soon(job)
@@ -123,7 +124,7 @@ class Jobs:
         self.last_output_at = self.loop.time()
 
     def finish(self, job: Job[Any]) -> None:
-        """Forget such a job, because its answer is written or its client is gone."""
+        """Forget a job of another API, because its answer is written or its client is gone."""
         # A task of the application may run on. What it still asked for would count for ever.
         job.error = job.error or CancelledError("Request was cancelled")
         job.ended = True
@@ -164,7 +165,7 @@ class Jobs:
             self._stop_soon(job)
 
     def set_deadline(self, job: Job[Any], timeout_us: int) -> None:
-        """End a job when its time is over. 0 means the model's default timeout."""
+        """End a job after ``timeout_us``; 0 means the model's default, which may be no timeout."""
         seconds = timeout_us / 1e6 or self._limits.default_timeout_seconds
         if not seconds:
             return
@@ -180,6 +181,7 @@ class Jobs:
         if job.ended:
             return
         job.ended = True
+        # An answer that takes long to write counts until then.
         self.ledger.leave(job, unwritten=job.delivery.lasts(last))
         self._let_go(job)
         try:
@@ -189,6 +191,7 @@ class Jobs:
             job.delivery.give_up()
 
     def _let_go(self, job: Job[Any]) -> None:
+        """Give up what an ended job holds: its deadline and, after a while, its adapter."""
         if job.deadline is not None:
             job.deadline.cancel()
         # The adapter's files must exist until EngineCore knows that the request has ended. The

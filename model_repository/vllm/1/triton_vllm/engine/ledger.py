@@ -90,7 +90,10 @@ class Ledger:
         self.tell()
 
     def weigh(self, job: Job[Any], count: int) -> None:
-        """Count ``count`` more completions or inputs for a job; the first was counted before."""
+        """Count ``count`` more completions or inputs that vLLM is asked for.
+
+        The first one of a job takes the place with which the job began.
+        """
         job.asked += count
         more = max(job.asked - job.weight, 0)
         job.weight += more
@@ -123,13 +126,16 @@ class Ledger:
 
 
 def _waits(job: Job[Any], llm: EngineClient) -> bool:
-    """Return whether vLLM has not begun to work on a job; a job that is being added waits, too."""
+    """Return whether vLLM has not begun to work on a job; if it has, note that in the job."""
+    # It is being added to vLLM.
     if job.task is not None or not job.subrequests:
         return True
     for subrequest in job.subrequests:
         begun = vllm_api.has_begun(llm, subrequest.id, subrequest.completions)
-        # If vLLM does not say so, only a stream shows it, with its first output.
-        if begun or (begun is None and not job.streams):
+        # A vLLM that does not say so returns None. Then a stream waits until its first output. An
+        # answer without a stream has only one output, at its end, so it counts as begun.
+        may_have_begun = begun or (begun is None and not job.streams)
+        if may_have_begun:
             job.waiting_since = BEGUN
             return False
     return True

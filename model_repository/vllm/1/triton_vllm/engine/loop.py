@@ -53,6 +53,7 @@ class LoopThread:
         self.loop.run_forever()
 
     def _note_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an exception that nothing in the loop has caught; the loop calls this."""
         error = context.get("exception")
         if isinstance(error, Exception):
             self._note(f"event loop: {context.get('message')}", error)

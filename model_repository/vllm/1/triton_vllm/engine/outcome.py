@@ -48,9 +48,9 @@ class Translator:
         return InternalError("the engine failed on this request; the server's log has the details")
 
     def own(self, error: Exception) -> AdapterError | None:
-        """Return the error for a request that alone ended with this exception.
+        """Return the error for a request if vLLM gave this exception to that request alone.
 
-        Return None if the exception has ended all requests in flight; ``loss`` has their error.
+        Return None if vLLM gave it to all requests in flight; ``loss`` then returns their error.
         """
         # Since 0.33, vLLM puts such an exception into the collector if EngineCore has not taken a
         # request: its grammar does not compile, or the engine sleeps.
@@ -74,7 +74,8 @@ class Translator:
     def note(self, what: str, error: Exception) -> None:
         """Log an exception; the first one from a place in the code is logged with its traceback."""
         places = traceback.extract_tb(error.__traceback__)
-        # Without the text, which may contain a request's own values and then differs each time.
+        # Kinds are told apart without the text, which may contain a request's own values and then
+        # differs each time.
         kind = (what, type(error), str(places[-1:]))
         line = f"{what}: {type(error).__name__}: {error}"
         if kind not in self._known:

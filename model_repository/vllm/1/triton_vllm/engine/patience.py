@@ -36,18 +36,19 @@ def worked_seconds() -> float:
     try:
         processes = list(_processes())
         states = {process.status() for process in processes}
-        # Nothing that the others do helps: workers poll for ever for a stopped EngineCore.
+        # The engine does no work, whatever the others do: workers poll for a stopped EngineCore.
         if _STOPPED in states:
             return 0.0
         if not processes or states & _AT_WORK or vllm_api.devices_compute():
             return math.inf
         return sum(map(_seconds, processes))
-    # One has just ended, or the kernel does not show it.
+    # A process has just ended, or the kernel does not show it.
     except psutil.Error:
         return math.inf
 
 
 def _processes() -> Iterator[psutil.Process]:
+    """Yield the processes that this one has started, the engine's, with all their children."""
     import psutil
 
     for engine in multiprocessing.active_children():
@@ -57,6 +58,7 @@ def _processes() -> Iterator[psutil.Process]:
 
 
 def _seconds(process: psutil.Process) -> float:
+    """Return the processor time of a process, s."""
     times = process.cpu_times()
     # The time of children that have ended, such as compilers, is their parent's.
     ended: float = times.children_user + times.children_system
@@ -78,45 +80,55 @@ class Patience:
     idle: float = 0.0
     worked: Callable[[], float] = worked_seconds
 
-    async def lasts(
+    async def wait_for_answer(
         self, question: Coroutine[Any, Any, Any], last_output: Callable[[], float]
     ) -> float:
-        """Wait for an answer.
+        """Wait until EngineCore answers or hangs.
 
         Args:
             question: asks EngineCore.
             last_output: returns when the last output came, in the event loop's time in seconds.
 
         Returns:
-            0 if the answer has come in time. Otherwise how long it has not come, in seconds.
+            0 if the answer has come. Otherwise how long EngineCore has not answered, in seconds.
 
         Raises:
             Exception: the question's own exception.
         """
         clock = asyncio.get_running_loop().time
         answer = asyncio.ensure_future(question)
-        began = at_work = clock()
+        began = clock()
+        # When EngineCore was last seen at work.
+        at_work = began
         # Unknown at first, so that an answer in time costs no look.
         worked: float | None = None
         try:
             while True:
+                # 1) Wait for the answer, at most until the next look.
                 since = clock()
                 step = STEP_S if self.idle else self.longest
                 await asyncio.wait({answer}, timeout=min(step, began + self.longest - since))
                 if answer.done():
+                    # This raises the question's exception.
                     answer.result()
                     return 0.0
                 silence = clock() - began
                 if silence >= self.longest:
                     return self.longest
+                # 2) Look whether the engine's processes have worked since the last look. The first
+                # look has nothing to compare with.
                 before = worked
                 worked = await asyncio.to_thread(self.worked)
                 passed = clock() - since
-                # A process that has ended takes its time away.
+                # The time of a process that has ended is missing, so the difference may be
+                # negative. After infinity it is not a number. Both mean: not idle.
                 is_idle = before is None or 0 <= worked - before < _BUSY * passed
-                # If a step takes long, this process was stopped, and so were its children.
-                if not is_idle or passed > 2 * STEP_S or last_output() >= since:
+                # This process was stopped, and so were its children.
+                was_stopped = passed > 2 * STEP_S
+                had_output = last_output() >= since
+                if not is_idle or was_stopped or had_output:
                     at_work = clock()
+                # 3) Without an answer and without work, EngineCore hangs.
                 if self.idle and clock() - at_work >= self.idle:
                     return silence
         finally:

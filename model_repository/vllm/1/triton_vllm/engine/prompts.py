@@ -84,18 +84,19 @@ class Prompter:
                 constraint costs too much, or this vLLM does not join pairs.
         """
         if prompt.second is not None:
-            return await self._pair(llm, prompt, params)
+            return await self._make_pair(llm, prompt, params)
         if prompt.constraint is not None:
             await self._trials.check(llm, prompt.constraint)
-        made = await self._prompt(llm, prompt)
+        made = await self._make_single(llm, prompt)
         # vLLM reads the salt next to the tokens, whichever way they were made.
         if prompt.cache_salt is not None:
             made["cache_salt"] = prompt.cache_salt
         return made, params
 
-    async def _prompt(self, llm: EngineClient, prompt: Prompt) -> Any:
+    async def _make_single(self, llm: EngineClient, prompt: Prompt) -> Any:
+        """Return the prompt for one text, list of token ids or conversation, with its media."""
         if prompt.chat is not None:
-            return await self._chat(llm, prompt.chat)
+            return await self._render_chat(llm, prompt.chat)
         raw: dict[str, Any] = {"prompt": prompt.text}
         if prompt.token_ids is not None:
             raw = {"prompt_token_ids": list(prompt.token_ids)}
@@ -130,11 +131,12 @@ class Prompter:
         Raises:
             InvalidRequestError: it has far more tokens.
         """
-        # Nearly all texts are short, and asking vLLM for its parts takes longer than this.
+        # Nearly all texts are short. Asking vLLM for its tokenizer takes longer than this.
         if not may_be_long(text, most):
             return
         renderer = vllm_api.renderer(self._vllm, llm)
         tokenizer = renderer and vllm_api.pooled_tokenizer(self._vllm, renderer)
+        # Without one that another thread may use, only vLLM can count the tokens.
         if tokenizer is not None:
             await refuse_long(tokenizer, text, most, self._turns)
 
@@ -149,7 +151,7 @@ class Prompter:
             async with self._reading:
                 await asyncio.to_thread(decode.check_within, videos, self._check)
 
-    async def _pair(self, llm: EngineClient, prompt: Prompt, params: Any) -> tuple[Any, Any]:
+    async def _make_pair(self, llm: EngineClient, prompt: Prompt, params: Any) -> tuple[Any, Any]:
         """Return the prompt and the parameters for two texts that a cross-encoder reads."""
         # One renderer for each engine: an engine that was started again has its own.
         if llm is not self._pairs_of:
@@ -162,7 +164,14 @@ class Prompter:
             )
         return await self._render_pair(prompt.text, prompt.second, params)
 
-    async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
+    async def _render_chat(self, llm: EngineClient, chat: Chat) -> Any:
+        """Return the prompt for a conversation.
+
+        Raises:
+            UnsupportedError: its media need a decoder that is not installed.
+            InvalidRequestError: the chat template refuses the messages, or a file of them decodes
+                to too much.
+        """
         kwargs = dict(chat.template_kwargs)
         if chat.tools:
             kwargs["tools"] = [dict(tool) for tool in chat.tools]

@@ -116,12 +116,20 @@ class Runner:
         return job
 
     def _enter(self, job: Job[Any], timeout: int, work: Work) -> None:
+        """Count a job, in the caller's thread, and let the event loop begin it."""
         # Done here, not in the loop: the watch is woken next. It would find nothing in flight and
         # sleep again.
         self._jobs.ledger.enter(job)
         self._loop.call_soon_threadsafe(self._begin, job, timeout, work)
 
     def _begin(self, job: Job[Any], timeout: int, work: Work) -> None:
+        """Start a job's task and its timeout.
+
+        Args:
+            job: the job. It may have ended since it was entered.
+            timeout: microseconds. 0 means the model's default.
+            work: makes the coroutine that the task runs.
+        """
         # The engine may have died since, or is being unloaded.
         if job.ended:
             return
@@ -132,6 +140,7 @@ class Runner:
             self._jobs.end(job, self._translator.refusal(error))
 
     async def _operate(self, job: Job[Any], request: OperatorRequest) -> None:
+        """Run an operator request, and end its job with the result or an error."""
         try:
             llm = await self._healthy_engine()
             self._jobs.end(job, await self.operator.run(llm, request, lambda: not job.ended))
@@ -141,6 +150,11 @@ class Runner:
             job.task = None
 
     async def _add(self, job: Job[Any], order: Order) -> None:
+        """Give a job's prompts to vLLM, and let vLLM's outputs come to this object.
+
+        If that fails, the job ends with an error.
+        """
+        # 1) Give vLLM the prompts.
         try:
             llm = await self._healthy_engine()
             # The engine may have been sent to sleep after the request was admitted.
@@ -159,17 +173,23 @@ class Runner:
         if job.ended:
             await self._jobs.stop(job)
             return
-        take = partial(self._take, job)
+        # 2) Take the outputs of a request that generates, which has one prompt.
+        take = partial(self._take_output, job)
         if order.most_numbers is None:
             vllm_api.attach(collectors[0], take)
             return
+        # 3) Join the outputs of a pooling request: one for each of its prompts.
         done = partial(self._jobs.end, job)
         gathering = Gathering(len(collectors), done, take, order.most_numbers)
         for number, collector in enumerate(collectors):
-            vllm_api.attach(collector, partial(self._gather, job, gathering, number))
+            vllm_api.attach(collector, partial(self._gather_output, job, gathering, number))
 
     async def _healthy_engine(self) -> EngineClient:
-        """Return the engine; raise UnavailableError if there is no healthy one."""
+        """Return the engine, after asking vLLM for its health if ``check_health`` has been called.
+
+        Raises:
+            UnavailableError: there is no healthy engine.
+        """
         jobs = self._jobs
         llm = jobs.engine()
         if self._when_unhealthy is None:
@@ -186,6 +206,13 @@ class Runner:
         return llm
 
     async def _add_prompts(self, llm: EngineClient, job: Job[Any], order: Order) -> list[Collector]:
+        """Give vLLM each prompt as a request of its own; return their collectors in the same order.
+
+        There are fewer collectors than prompts if the job has ended meanwhile.
+
+        Raises:
+            Exception: vLLM's own exception, or an AdapterError. vLLM may have some of the prompts.
+        """
         collectors = []
         for number, prompt in enumerate(order.prompts):
             made, params = await self._prompter.make(llm, prompt, order.params)
@@ -195,7 +222,7 @@ class Runner:
             if order.conversation:
                 options |= order.conversation.engine_options(made)
             name = f"{job.id}.{number}" if number else job.id
-            # Before vLLM has it: it may keep what it has begun when it raises.
+            # Noted before vLLM has it: it may keep what it has begun when it raises.
             job.subrequests.append(Subrequest(name, order.completions))
             collectors.append(await llm.add_request(name, made, params, **options))
             # The remaining prompts would be stopped at once.
@@ -203,17 +230,25 @@ class Runner:
                 break
         return collectors
 
-    def _gather(
+    def _gather_output(
         self, job: Job[Any], gathering: Gathering, number: int, item: Output | Exception
     ) -> None:
+        """Take the only output, or the exception, of one prompt of a pooling job.
+
+        vLLM calls this. It never raises. The job ends when all its prompts have their outputs.
+        """
         self._jobs.note_output()
         try:
             gathering.take(number, item)
-        except Exception as error:  # noqa: BLE001 - as in _take
+        except Exception as error:  # noqa: BLE001 - as in _take_output
             self._translator.note("an output was not taken", error)
             self._jobs.abort(job, InternalError(REQUEST_FAILED))
 
-    def _take(self, job: Job[Any], item: Output | Exception) -> None:
+    def _take_output(self, job: Job[Any], item: Output | Exception) -> None:
+        """Pass a job's output on to its delivery; the last output or an exception ends the job.
+
+        vLLM calls this. It never raises.
+        """
         if job.ended:
             return
         self._jobs.note_output()
@@ -226,10 +261,12 @@ class Runner:
                 self._jobs.abort(job, item)
             elif isinstance(item, Exception):
                 own = self._translator.own(item)
+                # All requests have got this exception, and vLLM works on none of them any more.
                 if own is None:
                     self._jobs.end(job, self._translator.loss(item))
                 else:
                     self._jobs.abort(job, own)
+            # A failed output of one completion is not the last one of the job.
             elif job.weight > 1 and (error := failure(item)) is not None:
                 self._jobs.abort(job, error)
             elif item.finished:

@@ -58,12 +58,13 @@ async def tokenize(
         Exception: vLLM's own exception.
     """
     renderer = vllm_api.renderer(vllm, llm)
-    # Before 0.20, vLLM has no renderer.
+    # Before 0.20, vLLM has no renderer. It tokenizes in ``add_request``, in this loop.
     if renderer is None:
         await turns.take()
         return prompt
     tokenizer = vllm_api.pooled_tokenizer(vllm, renderer)
     if needs_thread(prompt, pooled=tokenizer is not None):
+        # Without a tokenizer that another thread may use, vLLM's thread tokenizes the whole text.
         if tokenizer is not None:
             most = vllm_api.facts(llm).max_tokens
             await refuse_long(tokenizer, prompt.get("prompt", ""), most, turns)

@@ -51,29 +51,38 @@ class Turns:
 
     async def take(self) -> None:
         """Wait until the caller may work up to its next suspension."""
+        loop = asyncio.get_running_loop()
         # Requests that came earlier, and those that were woken, go first.
-        place = len(self._waiting) + self._woken
-        if place == 0 and self._end is None:
-            asyncio.get_running_loop().call_soon(self._next)
-        while place or not self._fits():
-            turn = asyncio.get_running_loop().create_future()
+        is_first = not self._waiting and self._woken == 0
+        if is_first and self._end is None:
+            # This request begins a round. The callback ends it.
+            loop.call_soon(self._begin_round)
+        if is_first and self._has_budget():
+            return
+        place = len(self._waiting)
+        while True:
+            turn = loop.create_future()
             self._waiting.insert(place, turn)
             await turn
             self._woken -= 1
-            if self._fits():
+            if self._has_budget():
                 return
+            # Back to the head of the queue, behind those that returned earlier in this round.
             place = self._returned
             self._returned += 1
 
-    def _fits(self) -> bool:
+    def _has_budget(self) -> bool:
+        """Return whether there is time left in this round; the first call begins its time."""
         now = self._clock()
         if self._end is None:
             self._end = now + self._budget
         return now < self._end
 
-    def _next(self) -> None:
-        """Wake requests for the next round."""
-        # As many as worked in the last round, or twice as many if all of them could work.
+    def _begin_round(self) -> None:
+        """Begin the next round, and wake waiting requests for it; the event loop calls this.
+
+        As many are woken as worked in the last round, or twice as many if all of them could work.
+        """
         if self._returned:
             self._size = max(1, self._size - self._returned)
         else:
@@ -88,6 +97,6 @@ class Turns:
                 turn.set_result(None)
                 self._woken += 1
         if self._woken:
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._begin_round)
         else:
             self._size = 1

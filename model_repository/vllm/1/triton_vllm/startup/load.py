@@ -13,7 +13,8 @@ from triton_vllm import vllm_api
 from triton_vllm.base import processes, triton
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.refusals import Refusals
-from triton_vllm.engine.engine import Engine, Pace
+from triton_vllm.engine.engine import Engine
+from triton_vllm.engine.pace import Pace
 from triton_vllm.engine.prompts import Prompter
 from triton_vllm.instances import frontends
 from triton_vllm.instances.source import Sole
