@@ -41,9 +41,11 @@ class Acceptor:
     ) -> None:
         self._listening = listening
         self._protocol = protocol
+        # The loop's arguments. Without TLS it takes no timeout.
         self._tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": HEAD_S} if tls else {}
         self._connections = connections
         self._most = most
+        # Connections in their handshake, and the tasks that wait for its end.
         self._opening: dict[asyncio.Task[None], socket.socket] = {}
 
     @property
@@ -59,8 +61,10 @@ class Acceptor:
             while True:
                 try:
                     taken, _ = await loop.sock_accept(self._listening)
+                # The client has left already.
                 except ConnectionError:
                     continue
+                # For example, this process has as many open files as it may have.
                 except OSError:
                     await asyncio.sleep(PAUSE_S)
                     continue
@@ -76,6 +80,7 @@ class Acceptor:
             self._listening.close()
 
     async def _open(self, taken: socket.socket) -> None:
+        """Give a connection to a new protocol, after the TLS handshake if there is one."""
         loop = asyncio.get_running_loop()
         # A handshake that fails, or takes too long. The loop closes the socket.
         with suppress(OSError, asyncio.TimeoutError):

@@ -66,7 +66,7 @@ def read(model_dir: Path, vllm: Vllm, common: Mapping[str, Any], file: str) -> d
     """
     declared = vllm_api.server_arg_types(vllm)
     values = dict(DEFAULTS)
-    for name, value in _object(model_dir / FILE_NAME).items():
+    for name, value in _read_object(model_dir / FILE_NAME).items():
         if name in common:
             if value != common[name]:
                 # The engine's file has our name for this argument, and takes vLLM's name, too.
@@ -90,13 +90,22 @@ def read(model_dir: Path, vllm: Vllm, common: Mapping[str, Any], file: str) -> d
 
 
 def _coerced(name: str, value: Any, hint: Any) -> Any:
+    """Return an argument's value as the type that vLLM declares; raise ConfigError if it is wrong.
+
+    ``hint`` is that type.
+    """
     try:
         return coerce(value, hint)
     except ValueError as error:
         raise ConfigError(f"{FILE_NAME}: {name} {error}") from None
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is no such file.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a JSON object.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

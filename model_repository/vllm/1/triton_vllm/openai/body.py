@@ -59,7 +59,11 @@ class Room:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> int:
-        """Wait for room; return the bytes to give back. A body above ``most`` gets all."""
+        """Wait until there is room for a body of ``size`` bytes.
+
+        Returns:
+            The bytes to give back later: ``size``, or ``most`` for a larger body, which gets all.
+        """
         size = min(size, self._most)
         if not self._waiting and self._held + size <= self._most:
             self._held += size
@@ -70,10 +74,12 @@ class Room:
             await turn
         except asyncio.CancelledError:
             # It may have got its room in the same moment.
-            if turn.done() and not turn.cancelled():
+            has_room = turn.done() and not turn.cancelled()
+            if has_room:
                 self.give_back(size)
             else:
                 turn.cancel()
+                # Smaller bodies may have waited behind this one, and fit now.
                 self.give_back(0)
             raise
         return size
@@ -83,6 +89,7 @@ class Room:
         self._held -= size
         while self._waiting:
             needed, turn = self._waiting[0]
+            # Bodies that were given up are done. They need no room.
             if not turn.done():
                 if self._held + needed > self._most:
                     return
@@ -132,10 +139,12 @@ class Bodies:
             Gone: the client has left.
         """
         self._refuse_above(declared or 0)
+        # 1) The beginning. A small body is complete then.
         pieces: list[bytes] = []
         with self._time_limit(interrupt, self._too_slow):
             more = await self._collect(receive, pieces, SMALL)
         size = sum(map(len, pieces))
+        # 2) A large body waits for room before the rest of it is read.
         if size > SMALL:
             needed = max(size, declared or self._largest) if more else size
             # Meanwhile uvicorn reads no more of it.
@@ -147,10 +156,11 @@ class Bodies:
                     with self._time_limit(interrupt, self._too_slow):
                         await self._collect(receive, pieces, math.inf)
                 unless_complete.pop_all()
-            # Without a declared length, it may be far smaller than the largest.
+            # Without a declared length, it may be far smaller than the room that it got.
             kept = min(taken, sum(map(len, pieces)))
             self._room.give_back(taken - kept)
             until_passed_on.callback(self._room.give_back, kept)
+        # 3) The whole
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         # Two copies of a large one are not needed.
         pieces.clear()
@@ -159,10 +169,24 @@ class Bodies:
         return body
 
     async def _collect(self, receive: Receive, pieces: list[bytes], enough: float) -> bool:
-        """Read until there is more than enough; return whether more may follow."""
+        """Read more pieces of a body until it has more than ``enough`` bytes or is complete.
+
+        Args:
+            receive: returns the next message of ASGI.
+            pieces: what has been read. The new pieces are appended.
+            enough: bytes.
+
+        Returns:
+            Whether more pieces follow.
+
+        Raises:
+            HttpRefusalError: the body is larger than a request may be.
+            Gone: the client has left.
+        """
         size = sum(map(len, pieces))
         while size <= enough:
             message = await receive()
+            # The other type is `http.disconnect`.
             if message["type"] != "http.request":
                 raise Gone
             piece = message.get("body", b"")
@@ -216,7 +240,8 @@ def parse(limits: Limits, body: bytes, facts: Facts) -> dict[str, Any]:
     Raises:
         AdapterError: the body is not such an object, or exceeds a limit.
     """
-    # 1) Bound the size before parsing. Media are only copied.
+    # 1) Bound the size before parsing. Media are only copied, so they do not count. Next to texts
+    # there may be `tools`, template arguments, a constraint and all other fields.
     most = limits.max_text_bytes + 4 * limits.max_parameter_bytes
     if limits.max_text_bytes and len(body) > most:
         media = sum(map(len, _MEDIA.findall(body))) if facts.multimodal else 0
@@ -227,9 +252,12 @@ def parse(limits: Limits, body: bytes, facts: Facts) -> dict[str, Any]:
                 f"{NAME} has {text} bytes without pictures, audios and videos; "
                 f"this model takes at most {most}",
             )
-    # A value in JSON may have two bytes, and takes 60 in memory. Commas in texts are counted, too.
+    # A value in JSON may have two bytes, and takes 60 in memory. A prompt may be a list of token
+    # ids, each a value. Each value but the first of a list or object follows a comma. Commas in
+    # texts are counted, too.
     most = max(VALUES, 2 * facts.max_tokens)
-    refuse_above(most, sum(map(body.count, (b",", b"[", b"{"))), f"{NAME} has", "values or more")
+    values = sum(map(body.count, (b",", b"[", b"{")))
+    refuse_above(most, values, f"{NAME} has", "values or more")
     # 2) Parse. vLLM parses the same bytes again, so nothing may have two meanings. A byte order
     # mark is not JSON.
     try:

@@ -68,9 +68,9 @@ class Rules:
     refusals: Refusals
 
     async def adapter(self, llm: EngineClient, name: Any) -> Version | None:
-        """Return the current contents of the adapter that a request names as its model.
+        """Return the current version of the adapter that a request names as its model.
 
-        It is None if there is no adapter of this name.
+        Return None if there is no adapter of this name.
 
         Raises:
             UnavailableError: the adapter cannot be loaded, or the engine sleeps: vLLM would write
@@ -87,7 +87,7 @@ class Rules:
             return None
 
     def check(self, prompt: Any, params: Any) -> None:
-        """Refuse a request, or count it.
+        """Refuse one of vLLM's own requests for the current job, or count it.
 
         Args:
             prompt: as ``generate`` and ``encode`` take it.
@@ -131,9 +131,12 @@ class Rules:
         job = _job()
         share = self.fit.share()
         n = getattr(params, "n", None)
-        # The application asks for all prompts before it adds the first. Inputs for pooling have no
-        # ``n``; they give their seats back after one step.
-        if n and 0 < share < job.asked:
+        # Inputs for pooling have no ``n``; they give their seats back after one step.
+        if not n:
+            return
+        # The application asks for all prompts before it adds the first.
+        asks_for_more = 0 < share < job.asked
+        if asks_for_more:
             await job.delivery.take_place(max(share // n, 1))
 
     async def examine(self, llm: EngineClient, params: Any) -> None:
@@ -173,8 +176,10 @@ class CheckedEngine:
         Raises:
             Exception: vLLM's exception for the status of a refusal.
         """
-        own: Any = type(self._llm)
-        return self._checked(own.generate, prompt, sampling_params, request_id, *rest, **options)
+        engine_class: Any = type(self._llm)
+        return self._checked(
+            engine_class.generate, prompt, sampling_params, request_id, *rest, **options
+        )
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, *rest: Any, **options: Any
@@ -184,13 +189,19 @@ class CheckedEngine:
         Raises:
             Exception: vLLM's exception for the status of a refusal.
         """
-        own: Any = type(self._llm)
-        return self._checked(own.encode, prompt, pooling_params, request_id, *rest, **options)
+        engine_class: Any = type(self._llm)
+        return self._checked(
+            engine_class.encode, prompt, pooling_params, request_id, *rest, **options
+        )
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *rest: Any, **options: Any
     ) -> Collector:
-        """Give a request to vLLM, and note it."""
+        """Give a request to vLLM when it is its turn; note it in the current job.
+
+        Raises:
+            Exception: vLLM's exception for the status of a refusal.
+        """
         rules = self._rules
         try:
             await rules.wait_for_seats(params)
@@ -213,6 +224,14 @@ class CheckedEngine:
     def _checked(
         self, method: Any, prompt: Any, params: Any, request_id: str, *rest: Any, **options: Any
     ) -> AsyncIterator[Any]:
+        """Check a request; return the outputs of ``method`` for it.
+
+        ``method`` is a function of vLLM's class. Called with this object as its ``self``, it adds
+        the request by this class's ``add_request``.
+
+        Raises:
+            Exception: vLLM's exception for the status of a refusal.
+        """
         try:
             self._rules.check(prompt, params)
         except AdapterError as error:
@@ -221,7 +240,7 @@ class CheckedEngine:
         return outputs
 
     def _as_vllms(self, error: AdapterError) -> Exception:
-        """Return a refusal as vLLM's application answers it. The middleware counts it."""
+        """Return vLLM's exception for a refusal. Note the refusal, which the middleware counts."""
         job = JOB.get()
         if job is not None:
             job.refused = job.refused or error

@@ -57,19 +57,21 @@ class Bounds:
     def connection_made(self, transport: Any) -> None:
         """See ``asyncio.Protocol``."""
         super().connection_made(transport)  # type: ignore[misc]
-        self._await_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See ``asyncio.Protocol``."""
-        self._stop_timer()
-        self._reads()
+        self._stop_head_timer()
+        self._stop_stall_timer()
         super().connection_lost(exc)  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``."""
+        """See ``asyncio.Protocol``. ``on_body`` takes the bytes of a body off the overhead."""
         self.overhead += len(data)
-        if self.head_timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._await_head()
+        # uvicorn's cycle is one request with its response.
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.head_timer is None:
+            self._start_head_timer()
         super().data_received(data)  # type: ignore[misc]
         if self.overhead > MOST_OVERHEAD and not self.transport.is_closing():
             self._refuse_overhead()
@@ -77,17 +79,17 @@ class Bounds:
     def pause_writing(self) -> None:
         """See ``asyncio.Protocol``."""
         super().pause_writing()  # type: ignore[misc]
-        self._reads()
+        self._stop_stall_timer()
         self.stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         """See ``asyncio.Protocol``."""
-        self._reads()
+        self._stop_stall_timer()
         super().resume_writing()  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
-        """Called by the parser."""
-        self._stop_timer()
+        """Called by the parser at the end of a request's head."""
+        self._stop_head_timer()
         # uvicorn answers an exception of its parser with a 400.
         if len(self.pipeline) >= MOST_WAITING:
             raise ValueError("too many requests wait on one connection")
@@ -104,23 +106,25 @@ class Bounds:
         self.overhead = 0
 
     def _refuse_overhead(self) -> None:
+        """Close the connection, after an answer with status 400 if one can be written."""
         cycle = self.cycle
         # The answer to an earlier request may be half written.
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
+        is_answering = cycle is not None and cycle.response_started and not cycle.response_complete
+        if is_answering:
             self.transport.abort()
             return
         # This closes the connection, too.
         self.send_400_response(f"more than {MOST_OVERHEAD} bytes of the request are not its body")
 
-    def _reads(self) -> None:
+    def _stop_stall_timer(self) -> None:
         if self.stall_timer is not None:
             self.stall_timer.cancel()
             self.stall_timer = None
 
-    def _await_head(self) -> None:
+    def _start_head_timer(self) -> None:
         self.head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
 
-    def _stop_timer(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self.head_timer is not None:
             self.head_timer.cancel()
             self.head_timer = None

@@ -39,6 +39,7 @@ class Collected(Delivery):
         self._note_output = note_output
         self._puts: list[Callable[[Output | Exception], None]] = []
         self._error: AdapterError | None = None
+        # Set by ``take_place``.
         self._places: asyncio.Semaphore | None = None
         self.closed = False
 
@@ -52,7 +53,10 @@ class Collected(Delivery):
         await self._places.acquire()
 
     def follow(self, collector: Collector) -> None:
-        """Note each output of one of vLLM's own requests, and end it with the others."""
+        """Note each output of one of vLLM's own requests, and end that request with the job.
+
+        If the job has ended already, it ends at once.
+        """
         put = collector.put
         places = self._places
 

@@ -45,15 +45,18 @@ class Interrupt:
         raised: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the block."""
+        """Leave the block; raise the error of ``end`` in place of its cancellation."""
         self._entered.discard(self)
         if self._error is None:
             return
-        # Python counts cancellations since 3.11. If uvicorn has cancelled the task, too, it ends.
+        # Python counts cancellations since 3.11. This takes off that of ``end``. If one is left,
+        # uvicorn has cancelled the task, too, and the task ends.
         uncancel = getattr(self._task, "uncancel", None)
         if uncancel is not None and uncancel():
             return
-        if kind is None or issubclass(kind, asyncio.CancelledError):
+        # Any other exception of the block goes on as it is.
+        was_cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+        if kind is None or was_cancelled:
             raise self._error from None
 
     def end(self, error: Exception) -> None:

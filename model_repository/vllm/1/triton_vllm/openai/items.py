@@ -54,12 +54,13 @@ class Listed:
             AdapterError: an item is too large, or the items have too many errors.
         """
         errors = 0
+        # The number of the first item after this group, for the error.
         end = 0
-        for some, times in self._groups():
-            end += len(some)
-            errors += times * self.kind.errors({**_REQUIRED, self.name: some})
+        for group, times in self._groups():
+            end += len(group)
+            errors += times * self.kind.errors({**_REQUIRED, self.name: group})
             if errors > MOST_ERRORS:
-                place = f"{self.name}[{end - len(some)}] to {self.name}[{end - 1}]"
+                place = f"{self.name}[{end - len(group)}] to {self.name}[{end - 1}]"
                 raise FieldError(
                     self.name,
                     f"{place} have missing, wrong or unknown fields: up to there, vLLM finds "
@@ -68,17 +69,24 @@ class Listed:
             await take_turn()
 
     def _groups(self) -> Iterator[tuple[list[Any], int]]:
-        """Yield some items, and how often their errors count."""
+        """Yield the items in groups for one call of vLLM, and how often a group's errors count.
+
+        A shortened item is a group of its own, and counts for each part that was left out, too.
+
+        Raises:
+            InvalidRequestError: an item is too large.
+        """
         group: list[Any] = []
         values = 0
         for number, item in enumerate(self.items):
             short, times = _shortened(item)
             count = count_values(short, self.most_values)
             refuse_above(self.most_values, count, f"{self.name}[{number}] has", "values or more")
-            full = len(group) == _AT_ONCE or values + count > self.most_values
-            if group and (full or times > 1):
+            is_full = len(group) == _AT_ONCE or values + count > self.most_values
+            if group and (is_full or times > 1):
                 yield group, 1
-                group, values = [], 0
+                group = []
+                values = 0
             if times > 1:
                 yield [short], times
             else:
@@ -89,9 +97,11 @@ class Listed:
 
 
 def _shortened(item: Any) -> tuple[Any, int]:
-    """Return an item without texts that are like its first one, and how many there were.
+    """Return an item with the first of its parts only, and the number of its parts.
 
-    A message may have thousands. As nothing but the text differs, vLLM takes all or none.
+    An item whose parts do not all differ in the text only is returned as it is, with 1.
+
+    A message may have thousands of texts. As nothing but the text differs, vLLM takes all or none.
     """
     for name in _PARTS if isinstance(item, dict) else ():
         parts = item.get(name)
@@ -101,6 +111,7 @@ def _shortened(item: Any) -> tuple[Any, int]:
 
 
 def _are_alike(parts: list[Any]) -> bool:
+    """Return whether all parts have the same type and a text, and nothing else."""
     kind = parts[0].get("type") if isinstance(parts[0], dict) else None
     return isinstance(kind, str) and all(
         isinstance(part, dict)
@@ -138,7 +149,8 @@ def count_values(value: Any, enough: int) -> int:
         count += 1
         if isinstance(node, dict):
             waiting += [inner for name, inner in node.items() if name != "parameters"]
-            count += "parameters" in node
+            if "parameters" in node:
+                count += 1
         elif isinstance(node, list):
             waiting += node
     return count

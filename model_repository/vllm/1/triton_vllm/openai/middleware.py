@@ -66,9 +66,11 @@ class Middleware:
 
     def __init__(self, rules: Rules, key: str, note: Callable[[str, Exception], None]) -> None:
         self._rules = rules
+        # A digest, so that keys of any length are compared in the same time.
         self._key = hashlib.sha256(key.encode()).digest() if key else b""
         self._note = note
         self._bodies = Bodies(rules.fit.limits)
+        # The blocks of requests whose bodies are being read, and are being checked.
         self._reading: set[Interrupt] = set()
         self._checking: set[Interrupt] = set()
         self.application: Application | None = None
@@ -108,6 +110,13 @@ class Middleware:
             await _refuse(send, failed, scope["path"])
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Check a request, and let vLLM's application answer it.
+
+        Raises:
+            AdapterError: the request is refused.
+            Gone: the client has left.
+        """
+        # 1) Requests without a key
         route = self._route(scope)
         method = scope["method"]
         path = scope["path"]
@@ -121,6 +130,7 @@ class Middleware:
             return
         if method != route.method:
             raise HttpRefusalError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {route.method}")
+        # 2) Requests without a body
         headers = dict(scope["headers"])
         self._check_key(headers)
         if self.closed:
@@ -128,31 +138,44 @@ class Middleware:
         if method == "GET":
             await self._pass_on(scope, _messages(b""), receive, send)
             return
+        # 3) Requests with a body. A full model refuses them before it reads anything.
         _check_encoding(headers)
-        # Before anything is read
         self._require_admission()
         with ExitStack() as until_answered:
-            job, unread = await self._take(path, headers, receive, until_answered)
+            job, unread = await self._read(path, headers, receive, until_answered)
+            # The job may have been ended while its body was being checked.
             if job.error is not None:
                 raise job.error
             # The application's tasks inherit the job.
             JOB.set(job)
             await self._pass_on(scope, unread, receive, send)
-            # vLLM's application has answered with this error.
+            # vLLM's application has answered with this error. It must be counted.
             refused = job.error or job.refused
             if refused is not None:
                 self._rules.refusals.note(refused)
 
-    async def _take(
+    async def _read(
         self,
         path: str,
         headers: Mapping[bytes, bytes],
         receive: Receive,
         until_answered: ExitStack,
     ) -> tuple[Job[Collected], list[Message]]:
-        """Return the job of a checked request, and its body as the application receives it.
+        """Read and check a request.
 
-        Nothing else holds the body: an answer may take an hour.
+        Args:
+            path: the request's path.
+            headers: its headers.
+            receive: returns the next message of ASGI.
+            until_answered: ends the job when the request is answered.
+
+        Returns:
+            The request's job, and its body as the messages that the application receives. Nothing
+            else holds the body: an answer may take an hour.
+
+        Raises:
+            AdapterError: the request is refused.
+            Gone: the client has left.
         """
         jobs = self._rules.jobs
         with ExitStack() as until_passed_on:
@@ -167,12 +190,14 @@ class Middleware:
             until_answered.callback(jobs.finish, job)
             # 3) Check the body.
             with Interrupt(self._checking) as interrupt:
-                body, content = self._content(path, body)
-                if len(body) > SHORT or content.constraint is not None:
+                body, content = self._check_body(path, body)
+                # Then it is worth a task that waits for the client to leave.
+                may_take_long = len(body) > SHORT or content.constraint is not None
+                if may_take_long:
                     async with ended_with_client(receive, interrupt):
-                        await self._check(content, job)
+                        await self._check_with_engine(content, job)
                 else:
-                    await self._check(content, job)
+                    await self._check_with_engine(content, job)
         return job, _messages(body)
 
     def _require_admission(self) -> None:
@@ -180,8 +205,12 @@ class Middleware:
             raise UnavailableError(UNLOADING)
         self._rules.fit.gate.let_in()
 
-    def _content(self, path: str, read: bytes) -> tuple[bytes, Content]:
-        """Return the body as vLLM may read it, and the content that is still to be checked."""
+    def _check_body(self, path: str, read: bytes) -> tuple[bytes, Content]:
+        """Return the body as vLLM may read it, and the content that is still to be checked.
+
+        Raises:
+            AdapterError: the body is refused, or the model does not have this path.
+        """
         rules = self._rules
         if self.application is None:
             raise UnavailableError(DEAD)
@@ -191,12 +220,18 @@ class Middleware:
             raise HttpRefusalError(HTTPStatus.NOT_FOUND, "this model has no such path")
         # vLLM would keep these fields next to its own, and ignores them.
         known = {name: value for name, value in body.items() if name in kind.fields}
-        if drop_log_probabilities(known.get("input")) or len(known) < len(body):
-            # A body without such fields is passed on as it is: writing costs as much as parsing.
+        has_changed = drop_log_probabilities(known.get("input")) or len(known) < len(body)
+        # Another body is passed on as it is: writing costs as much as parsing.
+        if has_changed:
             read = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
         return read, check(ROUTES[path], kind, known, rules.fit)
 
-    async def _check(self, content: Content, job: Job[Collected]) -> None:
+    async def _check_with_engine(self, content: Content, job: Job[Collected]) -> None:
+        """Check what needs the engine or takes long, and note the adapter in the job.
+
+        Raises:
+            AdapterError: the request is refused.
+        """
         rules = self._rules
         llm = self.llm
         application = self.application
@@ -211,6 +246,7 @@ class Middleware:
         if content.constraint is not None:
             await rules.prompter.try_constraint(llm, content.constraint)
         job.adapter = await rules.adapter(llm, content.model)
+        # The application must know the adapter's name before it looks it up.
         if job.adapter is not None:
             application.add_adapter(content.model)
 
@@ -223,6 +259,7 @@ class Middleware:
         return route
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request without the API key, if there is one."""
         # vLLM's server asks for the key only below some prefixes.
         if not self._key:
             return
@@ -235,6 +272,14 @@ class Middleware:
     async def _pass_on(
         self, scope: Message, unread: list[Message], receive: Receive, send: Send
     ) -> None:
+        """Let vLLM's application answer a request.
+
+        Args:
+            scope: the request of ASGI.
+            unread: messages with the body. The application gets them before those of ``receive``.
+            receive: returns the next message of ASGI: the client has left.
+            send: sends a message of ASGI to the client.
+        """
         if self.application is None:
             raise UnavailableError(DEAD)
         headers = [(name, value) for name, value in scope["headers"] if name in _HEADERS]
@@ -250,10 +295,10 @@ class Middleware:
         # vLLM's handlers have answered all that they know, except in a stream of responses. A
         # client could fill the log with the tracebacks of the others.
         except Exception as error:  # noqa: BLE001
-            await self._end(scope["path"], error, send)
+            await self._answer_failed(scope["path"], error, send)
 
-    async def _end(self, path: str, error: Exception, send: Send) -> None:
-        """Tell the client of an exception of the application."""
+    async def _answer_failed(self, path: str, error: Exception, send: Send) -> None:
+        """Answer with the error for an exception of the application, and note it in the job."""
         # Starlette wraps an exception for which vLLM has a handler if the response has begun.
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
@@ -272,9 +317,10 @@ class Middleware:
             job.refused = job.refused or failed
         try:
             await _refuse(send, failed, path)
-        # uvicorn takes no second start of a response. Noting the first one would cost time for each
-        # token. If the answer is no stream, uvicorn takes no event either, and closes the
-        # connection. The client then sees that something is missing.
+        # The application had begun to answer, and uvicorn takes no second start of a response.
+        # Noting the first one would cost time for each token. If the answer is no stream, uvicorn
+        # takes no event either, and closes the connection. The client then sees that something is
+        # missing.
         except RuntimeError:
             with suppress(RuntimeError):
                 await send({"type": "http.response.body", "body": event_of(failed, path)})
@@ -299,6 +345,7 @@ def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
 
 
 def _declared_length(headers: Mapping[bytes, bytes]) -> int | None:
+    """Return the body's length by its header; None without a valid one."""
     value = headers.get(b"content-length", b"")
     return int(value) if value.isdigit() and len(value) < 20 else None
 
@@ -308,6 +355,7 @@ async def _refuse(send: Send, error: AdapterError, path: str) -> None:
 
 
 async def _send(send: Send, status: int, body: bytes) -> None:
+    """Send a whole response; a body is JSON."""
     headers = [(b"content-length", str(len(body)).encode())]
     if body:
         headers.append((b"content-type", b"application/json"))

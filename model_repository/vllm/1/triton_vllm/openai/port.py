@@ -65,9 +65,14 @@ def claim(host: str, port: int, *, shared: bool = False, first: bool = True) -> 
 
 
 def _listen_first(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, and lets the other instances of this model join."""
-    # Triton loads models at the same time. Of two models with this port, only one may be between
-    # the next two calls. The kernel frees such a name when its socket is closed.
+    """Return a listening socket whose port the other instances of this model can join.
+
+    Raises:
+        OSError: another program or model has the port.
+    """
+    # Triton loads models at the same time. Of two models with this port, only one may be in this
+    # block: the other one cannot bind the same name. The kernel frees the name of an abstract
+    # socket when the socket is closed.
     with socket.socket(socket.AF_UNIX) as turn:
         # Without the host: one address may be written in several ways, or be one of many.
         turn.bind(f"\0triton_vllm.openai {port}")
@@ -78,6 +83,11 @@ def _listen_first(host: str, port: int) -> socket.socket:
 
 
 def _listen(host: str, port: int, *, shared: bool) -> socket.socket:
+    """Return a listening socket; other sockets may listen on the same port if it is ``shared``.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     taken = socket.socket(family, kind, protocol)

@@ -56,6 +56,7 @@ class Plan:
         import uvicorn
 
         args = self.args
+        # Without ``log_config``, uvicorn adds no handler to this process's loggers.
         access = not args.disable_uvicorn_access_log
         config = uvicorn.Config(
             app,
@@ -135,6 +136,11 @@ class Server:
             connection.transport.abort()
 
     async def _open(self) -> None:
+        """Start uvicorn's server, and give it the port's connections.
+
+        Raises:
+            ConfigError: the server does not start, or the port cannot be opened.
+        """
         import uvicorn
 
         config = self._plan.config(self._middleware)
@@ -148,7 +154,7 @@ class Server:
             config.limit_concurrency + MOST_REFUSED,
         )
         _release_in_children(acceptor, self._server)
-        # The acceptor has the port.
+        # Without sockets: the acceptor has the port, and gives the server its connections.
         self._serving = asyncio.create_task(self._server.serve(sockets=[]))
         # uvicorn tells nobody when it has begun.
         while not self._server.started and not self._serving.done():  # noqa: ASYNC110
@@ -175,9 +181,11 @@ def _release_in_children(acceptor: Acceptor, server: Any) -> None:
     An engine that starts again would otherwise hold them: a client would not see the end of its
     connection, and the port would stay taken.
     """
+    # What is registered here stays for the process's life. It must not keep the server.
     known = weakref.ref(server)
 
     def release() -> None:
+        """Close the sockets in the new process; without effect if the server is gone."""
         alive = known()
         if alive is None:
             return

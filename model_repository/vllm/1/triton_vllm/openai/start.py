@@ -75,11 +75,11 @@ def reserve(host: str, port: int, *, without_key: bool, first: bool | None) -> P
             f"config.pbtxt: OPENAI_HOST: with {host}, other machines reach the model without a "
             f"key: set {KEY} in the server's environment, or the parameter OPENAI_WITHOUT_KEY"
         )
-    take = partial(claim, host, port, shared=first is not None)
-    # The others listen when the first one does.
+    has_others = first is not None
+    # Instances after the first take the port later: when the engine runs, the first one listens.
     if first is False:
-        return Port(port, partial(take, first=False))
-    taken = take()
+        return Port(port, partial(claim, host, port, shared=has_others, first=False))
+    taken = claim(host, port, shared=has_others)
     return Port(port, lambda: taken)
 
 
@@ -103,7 +103,7 @@ def plan(
     Raises:
         ConfigError: an argument is wrong, or this vLLM has no such server.
     """
-    # It would keep the responses of all clients, for ever and for everybody.
+    # The store would keep the responses of all clients, for ever and for everybody.
     if os.environ.get(STORE, "0").lower() not in ("", "0", "false"):
         raise ConfigError(f"OPENAI_PORT: responses are not kept; unset {STORE}")
     try:
@@ -122,7 +122,7 @@ def plan(
     if Path(args.model).is_absolute():
         args.model = name
     made = Plan(args, os.environ.get(KEY, ""), port)
-    # It reads the certificates.
+    # The check of the TLS files: this reads the certificates.
     made.config(None)
     return made
 

@@ -43,10 +43,11 @@ def parents_arguments() -> list[str]:
 
 
 def _ports(arguments: list[str]) -> dict[str, int]:
-    """Return the ports of the endpoints that Triton opens."""
-    # It may have been started by a loader.
+    """Return the ports of the endpoints that Triton opens, by the endpoints' names."""
+    # Any argument, because a loader may have started Triton.
     is_triton = any(Path(argument).name == "tritonserver" for argument in arguments)
     ports = dict(DEFAULTS)
+    # Another program's options may mean something else.
     for name in DEFAULTS if is_triton else ():
         given = _value(arguments, f"--{name}-port")
         if given is not None and given.isdecimal():
