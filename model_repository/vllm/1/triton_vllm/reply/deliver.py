@@ -26,11 +26,13 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
     last = items[-1]
     try:
         if reply.bulky and not isinstance(last, AdapterError):
-            # A bulky answer may have waited for others, and takes seconds to write.
+            # A bulky answer may have waited for others, and takes seconds to write. Meanwhile the
+            # client may have left, or the model may be unloaded.
             last = _refusal(reply) or last
         if isinstance(last, AdapterError):
             # A client that has cancelled reads no more content.
-            if len(items) > 1 and not isinstance(last, CancelledError):
+            has_content = len(items) > 1 and not isinstance(last, CancelledError)
+            if has_content:
                 reply.send(reply.assembler.build(items[:-1]), final=False)
             elif isinstance(last, StoppedError) and reply.streams and not reply.begun:
                 _begin(reply)
@@ -54,6 +56,11 @@ def _begin(reply: Reply) -> None:
 
 
 def _send(reply: Reply, items: Sequence[Item], *, final: bool) -> None:
+    """Send the outputs in one response, or an error if no tensors can be made of them.
+
+    Raises:
+        Exception: the server's own exception, or a fault of ours.
+    """
     try:
         tensors = reply.assembler.build(items)
     except AdapterError as error:
@@ -64,6 +71,11 @@ def _send(reply: Reply, items: Sequence[Item], *, final: bool) -> None:
 
 
 def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
+    """Send an error as the final response; log a cancellation as the official backend does.
+
+    Raises:
+        Exception: the server's own exception.
+    """
     if not isinstance(error, CancelledError):
         reply.fail(error)
         return
@@ -76,7 +88,7 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
 
 
 def _refusal(reply: Reply) -> AdapterError | None:
-    """Return the error to send in place of a bulky answer, or None."""
+    """Return the error to send in place of a bulky answer; None if the answer is still wanted."""
     if reply.refusal is None and reply.was_cancelled():
         return CancelledError("Request was cancelled")
     return reply.refusal

@@ -31,6 +31,7 @@ class Endings:
 
     def __init__(self, log: Log, name: str) -> None:
         self._log = log
+        # A heap of times (``time.monotonic``), numbers and functions.
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         # Numbers order functions that are due at the same time; functions cannot be compared.
         self._numbers = itertools.count()
@@ -64,7 +65,7 @@ class Endings:
         self._thread.join()
 
     def replace(self, call: object) -> bool:
-        """See ``stuck.Worker``."""
+        """See ``stuck.Worker``: let another thread call the rest, unless ``call`` has returned."""
         with self._changed:
             if self.call is not call:
                 return False
@@ -74,21 +75,27 @@ class Endings:
         return True
 
     def _run(self) -> None:
+        """Call each function when it is due, until this is closed or ``replace`` is called."""
         while (end := self._next()) is not None:
             self._call(end)
             with self._changed:
-                # Another thread has this one's work.
+                # The function took so long that another thread has this one's work.
                 if self.call is not end:
                     return
                 self.call = None
 
     def _next(self) -> Callable[[], None] | None:
-        """Return the next function when it is due; None if this is closed and nothing waits."""
+        """Wait until the next function is due; return it, and set ``call`` to it.
+
+        Return None if this is closed and nothing waits.
+        """
         with self._changed:
             while True:
                 due = self._waiting[0][0] if self._waiting else math.inf
                 rest = due - time.monotonic()
-                if self._waiting and (self._closed or rest <= 0):
+                # When this is closed, no function waits for its time.
+                is_due = self._waiting and (self._closed or rest <= 0)
+                if is_due:
                     self.call = heapq.heappop(self._waiting)[2]
                     return self.call
                 if self._closed:
@@ -96,6 +103,7 @@ class Endings:
                 self._changed.wait(None if rest == math.inf else rest)
 
     def _call(self, end: Callable[[], None]) -> None:
+        """Call a function; log its exception."""
         try:
             end()
         except Exception as error:  # noqa: BLE001 - the others must be called

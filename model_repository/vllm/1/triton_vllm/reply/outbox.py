@@ -163,17 +163,22 @@ class _Lane:
         self._deliver = deliver
         self._pacing = pacing
         self._clock = clock
+        # Replies with something to send, which this thread has not seen yet.
         self._ready: deque[Reply] = deque()
+        # A heap of the replies that wait for their turns, each with its time and a number.
         self._waiting: list[tuple[float, int, Reply]] = []
         # Numbers order replies that are due at the same time; replies cannot be compared.
         self._numbers = itertools.count()
-        # Free once it has been rung. No `queue.SimpleQueue`: until Python 3.12, its `get` may wait
-        # for ever if the timeout is a few microseconds.
+        # The thread sleeps in acquiring this lock. ``_ring`` releases it. No `queue.SimpleQueue`:
+        # until Python 3.12, its `get` may wait for ever if the timeout is a few microseconds.
         self._bell = threading.Lock()
         self._bell.acquire()
+        # When the thread wakes up by itself, by the clock.
         self._wakes_at = _AWAKE
         self._ended = False
+        # Replies that have sent their first response and not their last.
         self._streams = 0
+        # The average time of a send, s.
         self._cost = _FIRST_COST_S
         # The reply that is being sent. The lock makes this thread and the one that replaces it
         # agree on who has the rest.
@@ -195,11 +200,12 @@ class _Lane:
 
     def turn(self) -> float:
         """Send all replies that are due; return the time when the next one is due, or infinity."""
-        self._take()
+        self._take_ready()
         self._send_due()
         return self._waiting[0][0] if self._waiting else math.inf
 
     def _ring(self) -> None:
+        """Wake the thread if it sleeps."""
         if self._wakes_at != _AWAKE:
             self._wakes_at = _AWAKE
             # It may have been rung a moment ago, while the thread was about to wake up by itself.
@@ -213,7 +219,7 @@ class _Lane:
         return None if reply is None else reply.call
 
     def replace(self, call: object) -> bool:
-        """See ``stuck.Worker``."""
+        """See ``stuck.Worker``: let another thread send the rest, unless ``call`` has returned."""
         with self._handing_over:
             reply = self._reply
             if reply is None or not reply.abandon(call):
@@ -228,6 +234,11 @@ class _Lane:
             self._work()
 
     def _work(self) -> None:
+        """Send what is due and sleep until the next reply, until ``end`` is called; send the rest.
+
+        Raises:
+            _ReplacedError: another thread has this one's work.
+        """
         self._wakes_at = _AWAKE
         while not self._ended:
             self._wakes_at = self.turn()
@@ -236,7 +247,7 @@ class _Lane:
             if not self._ready and not self._ended:
                 self._sleep(self._wakes_at)
             self._wakes_at = _AWAKE
-        self._take()
+        self._take_ready()
         # The model is being unloaded, so no reply waits for the end of its pause.
         while self._waiting:
             _, _, reply = heapq.heappop(self._waiting)
@@ -246,8 +257,8 @@ class _Lane:
         timeout = -1 if until == math.inf else max(0.0, until - self._clock())
         self._bell.acquire(timeout=timeout)
 
-    def _take(self) -> None:
-        """Send the ready replies that are due, and let the rest wait."""
+    def _take_ready(self) -> None:
+        """Send the ready replies that are due, and let the others wait for their turns."""
         while self._ready:
             reply = self._ready.popleft()
             now = self._clock()
@@ -257,16 +268,21 @@ class _Lane:
                 heapq.heappush(self._waiting, (reply.due, next(self._numbers), reply))
 
     def _send_due(self) -> None:
+        """Send the waiting replies that are due now or in a moment."""
         # Replies that are due within a quarter of the pause are sent now: one wake-up then serves
         # many replies.
         horizon = self._clock() + 0.25 * self._pause()
         while self._waiting and self._waiting[0][0] <= horizon:
             _, _, reply = heapq.heappop(self._waiting)
             self._send(reply, self._clock())
-            # A first or last output must not wait for the others.
-            self._take()
+            # A first or last output that has come meanwhile must not wait for the others.
+            self._take_ready()
 
     def _pause(self) -> float:
+        """Return the pause between two responses of a stream, s.
+
+        In it, all streams together may take ``Pacing.share`` of the thread's time.
+        """
         # A single reader gets each token on its own, as from the official backend.
         if self._streams <= 1:
             return 0.0
@@ -274,6 +290,11 @@ class _Lane:
         return min(longest, self._streams * self._cost / self._pacing.share)
 
     def _send(self, reply: Reply, now: float) -> None:
+        """Send all that a reply has queued; set the time before which its next response waits.
+
+        Raises:
+            _ReplacedError: the call took so long that another thread has this one's work.
+        """
         # Reset before draining. An output that arrives meanwhile queues the reply again, at worst
         # in vain.
         reply.queued = False
@@ -282,6 +303,7 @@ class _Lane:
             items.append(reply.pending.popleft())
         if not items or reply.closed:
             return
+        # ``due`` is set below, after the first response.
         is_first = reply.due == 0.0
         began = self._clock()
         self._reply = reply
@@ -297,10 +319,12 @@ class _Lane:
         self._cost += _LEARNING * (self._clock() - began - self._cost)
         # Only replies with more to come count as streams.
         if reply.closed:
-            self._streams -= not is_first
-        else:
-            self._streams += is_first
-            reply.due = now + self._pause()
+            if not is_first:
+                self._streams -= 1
+            return
+        if is_first:
+            self._streams += 1
+        reply.due = now + self._pause()
 
     def _require_work(self, reply: Reply) -> None:
         """Note that a reply has been sent; raise _ReplacedError if another thread has the rest."""

@@ -117,8 +117,10 @@ class Reply(Delivery):
         Raises:
             Exception: the server's own exception. Call ``give_up`` then.
         """
-        # A reply that was cut off is closed, but has had no end: the call has returned.
-        if self.closed and not self.cut_off:
+        # ``abandon`` has closed a reply that is cut off, because a call did not return. It has
+        # returned after all, in this thread, and the client has had no final response.
+        has_ended = self.closed and not self.cut_off
+        if has_ended:
             return
         self.begun = True
         with self._call():
@@ -136,7 +138,8 @@ class Reply(Delivery):
             Exception: the server's own exception. Call ``give_up`` then.
         """
         # See ``send``.
-        if self.closed and not self.cut_off:
+        has_ended = self.closed and not self.cut_off
+        if has_ended:
             return
         with self._call():
             self._close()
@@ -147,7 +150,8 @@ class Reply(Delivery):
 
         Nothing else is sent until it returns.
         """
-        # Without waiting for a question about the client, which may not return either.
+        # Unlike ``_close``, this does not wait for a question about the client, which may not
+        # return either.
         with self._calling:
             if self.call is not call:
                 return False
@@ -179,6 +183,7 @@ class Reply(Delivery):
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[None]:
+        """Let ``call`` be a new object while the code in the block calls the server."""
         self.call = object()
         try:
             yield
@@ -187,6 +192,7 @@ class Reply(Delivery):
                 self.call = None
 
     def _close(self) -> None:
+        """Close for a final response that is sent next; wait until no question is running."""
         with self._asking, self._calling:
             self.closed = True
             self.cut_off = False

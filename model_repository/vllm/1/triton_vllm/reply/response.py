@@ -88,9 +88,11 @@ class Assembler:
         self._has_logprobs = has_logprobs
         self._n = n
         self._prefix = prefix
-        # Decided once for each request, because ``build`` runs for every token of a stream.
+        # Whether only the text is sent. Decided once, because ``build`` runs for every token of a
+        # stream.
         self._plain = n == 1 and not prefix and wants == Wants()
-        # vLLM sends the completions one at a time. One that is missing keeps its last sum.
+        # The sum of each completion's log probabilities so far. vLLM sends the completions one at a
+        # time, so a response may have nothing of some. These keep their sums.
         self._cumulative: list[float | None] = [None] * n
 
     def build(self, outputs: Sequence[RequestOutput]) -> Tensors:
@@ -100,7 +102,7 @@ class Assembler:
             text = "".join(part.text for output in outputs for part in output.outputs)
             return [("text_output", string_tensor(text))]
         # 2) Merge the outputs of each completion.
-        completions = [Completion(total) for total in self._cumulative]
+        completions = [Completion(cumulative_logprob=total) for total in self._cumulative]
         for output in outputs:
             for part in output.outputs:
                 completions[part.index].add(part)
@@ -192,8 +194,10 @@ class ChatAssembler(Assembler):
         self._reader = reader
 
     def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> _Named:
+        """Return ``tool_calls`` and ``reasoning``; put texts and finish reasons in completions."""
         calls = []
         thoughts = []
+        # The reader has a list of parsed pieces for each completion.
         for completion, pieces in zip(completions, self._reader.read(outputs), strict=True):
             completion.text = "".join(piece.content for piece in pieces)
             reasons = [piece.finish_reason for piece in pieces if piece.finish_reason]

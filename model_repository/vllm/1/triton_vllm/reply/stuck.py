@@ -62,7 +62,9 @@ class StuckWatch:
         self._tell = tell
         self._is_stopped = is_stopped
         self._period_s = period_s
+        # Whether ``tell`` has been called.
         self._told = False
+        # For each worker's number, the call of the last look and how many looks found it again.
         self._seen: dict[int, tuple[object, int]] = {}
         self._end = threading.Event()
         self._thread = supervised.thread("triton-send-watch", self._run, log)
@@ -83,11 +85,14 @@ class StuckWatch:
             return
         for number, worker in enumerate(self._workers):
             call = worker.call
+            # How many looks in a row have found this call again.
             before, looks = self._seen.get(number, (None, 0))
-            looks = looks + 1 if call is not None and call is before else 0
+            is_same = call is not None and call is before
+            looks = looks + 1 if is_same else 0
             self._seen[number] = (call, looks)
-            # One call is lost, and the requests of others should not wait as long once more.
-            if looks >= (1 if self._told else LOOKS) and worker.replace(call) and not self._told:
+            # After a first call that did not return, other requests should not wait as long again.
+            enough = 1 if self._told else LOOKS
+            if looks >= enough and worker.replace(call) and not self._told:
                 self._told = True
                 self._tell()
 

@@ -80,6 +80,7 @@ class Departure:
         self._clock = clock
         self._prepare = prepare
         self._is_prepared = False
+        # When to ask the server again, by the clock. Infinity once it has said yes.
         self._next = 0.0
 
     def prepare(self) -> float | None:
@@ -129,7 +130,9 @@ class CancellationWatch:
         self._log = log
         self._failed = False
         self._clock = clock
+        # What a question is assumed to cost, s.
         self._cost = QUESTION_S
+        # Set while a request may be in flight.
         self._wake = threading.Event()
         self._end = threading.Event()
         self._thread = supervised.thread("triton-cancel", self._run, log)
@@ -155,6 +158,7 @@ class CancellationWatch:
         Returns:
             Whether any of the jobs is still open, and the pause before the next look in seconds.
         """
+        # 1) Ask about each job.
         began = self._clock()
         asked = 0
         for job in self._jobs():
@@ -166,13 +170,17 @@ class CancellationWatch:
                     self._cancel(job)
             except Exception as error:  # noqa: BLE001 - the remaining jobs must be asked about
                 self._note(error)
-            asked += not reply.closed
+            if not reply.closed:
+                asked += 1
+        # 2) Assume what a question costs by this look, within limits.
         spent = self._clock() - began
         self._cost = min(max(spent / max(asked, 1), QUESTION_S), _GROWTH * self._cost, DEAREST_S)
+        # 3) Ask whether the server is stopping.
         if asked and self._departure is not None:
             self._departure.look()
+        # 4) Decide on the pause. This is what is left of the period:
         rest = began + PERIOD_S - self._clock()
-        # After this pause, the questions beyond the first few have taken their share of the time.
+        # After this pause, the questions beyond the first few have taken ``MAX_SHARE`` of the time.
         fair = self._cost * (asked - FEW) * (1 / MAX_SHARE - 1)
         return asked > 0, min(max(rest, LEAST_S, fair), LONGEST_S)
 
@@ -189,6 +197,7 @@ class CancellationWatch:
             self._wake.wait(pause)
 
     def _run(self) -> None:
+        """Look again and again while requests are in flight; sleep in between."""
         while not self._end.is_set():
             self._rest()
             # Cleared before the look: a request that comes meanwhile sets it again.
