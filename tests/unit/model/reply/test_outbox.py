@@ -216,6 +216,36 @@ def test_a_single_stream_is_not_merged():
     assert len(bench.sends) == 100
 
 
+def test_streams_that_have_ended_slow_down_no_other():
+    """After 64 streams, each output of a single one is a response of its own."""
+    bench = Bench(cost=0.003, streams=65)
+    *others, single = bench.replies
+    for reply in others:
+        reply.put(0)
+    bench.run_until(bench.now)
+    for reply in others:
+        reply.end(1)
+    bench.run_until(bench.now)
+    for i in range(100):
+        single.put(i)
+        bench.run_until(bench.now + 0.003)
+    assert bench.got == [[0, 1]] * 64 + [list(range(100))]
+    assert len(bench.sends) == 2 * 64 + 100
+
+
+def test_answers_of_one_response_are_no_streams():
+    """After 64 whole answers, the outputs of 64 streams are merged as without these answers."""
+    bench = Bench(cost=0.001, streams=128)
+    for reply in bench.replies[64:]:
+        reply.end(0)
+    bench.run_until(bench.now)
+    for i in range(100):
+        for reply in bench.replies[:64]:
+            reply.put(i)
+        bench.run_until(bench.now + 0.002)
+    assert len(bench.sends) < 64 + 64 * 100 / 5
+
+
 @pytest.mark.parametrize(("streams", "step", "merged"), [(16, 0.0058, False), (128, 0.0155, False), (128, 0.003, True)])
 def test_with_cores_to_spare_nothing_waits(streams, step, merged):
     """A Llama-7B's 32 and 256 streams over two threads, then steps for which one cannot send fast enough."""

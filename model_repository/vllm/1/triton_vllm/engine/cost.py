@@ -106,14 +106,14 @@ def _count_logprob_values(params: Any, prompt: Any, limits: Limits, facts: Facts
     """
     # vLLM makes them in the event loop that serves all requests, and keeps them until the answer
     # ends. Each completion has its own, also of the prompt.
-    room = facts.max_tokens
+    length = facts.max_tokens
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
     # 1) The answer, which ends at the model's length, whatever the request asks for
     answer_tokens = getattr(params, "max_tokens", None)
     # A model's length of 0 is unknown.
-    if room:
+    if length:
         # The tokens of a text are not known, and it may have few.
-        left = room if ids is None else max(room - len(ids), 0)
+        left = length if ids is None else max(length - len(ids), 0)
         answer_tokens = min(answer_tokens or left, left)
     for_each_token = max(
         _logprobs_per_token(params, "logprobs", facts.vocabulary),
@@ -121,7 +121,7 @@ def _count_logprob_values(params: Any, prompt: Any, limits: Limits, facts: Facts
     )
     of_answer = (answer_tokens or 0) * for_each_token
     # 2) The prompt
-    prompt_tokens = _most_tokens(prompt, room) if ids is None else len(ids)
+    prompt_tokens = _most_tokens(prompt, length) if ids is None else len(ids)
     of_prompt = prompt_tokens * _logprobs_per_token(params, "prompt_logprobs", facts.vocabulary)
     # Here the request names the ids for each of the prompt's tokens.
     id_lists = getattr(params, "prompt_logprob_token_ids", None)
@@ -146,16 +146,16 @@ def _logprobs_per_token(params: Any, name: str, vocabulary: int) -> int:
     return vocabulary if asked < 0 else asked
 
 
-def _most_tokens(prompt: Any, room: int) -> int:
+def _most_tokens(prompt: Any, length: int) -> int:
     """Return the most tokens that a prompt without token ids can have.
 
     Before 0.20, vLLM tokenizes a prompt after it has been added.
 
     Args:
         prompt: a text, or a mapping with a text.
-        room: the model's length in tokens. 0 means unknown.
+        length: the model's length in tokens. 0 means unknown.
     """
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     # Each byte of a text may be a token.
     most = len(text.encode()) if isinstance(text, str) else 0
-    return min(most, room) if room else most
+    return min(most, length) if length else most

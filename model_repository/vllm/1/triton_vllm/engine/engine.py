@@ -189,7 +189,7 @@ class Engine:
         self._answered_at = self._loop.time()
         if self._front is not None:
             await self._front.use(self._llm, self.facts.tasks)
-        # It may have been given up during these waits, and must not serve again.
+        # The engine may have been given up during these waits, and must not serve again.
         if self._ending.is_set():
             self._llm.shutdown()
             return

@@ -164,7 +164,7 @@ class Runner:
             collectors = await self._add_prompts(llm, job, order)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._jobs.end(job, self._translator.refusal(error))
-            # vLLM has some of the job's prompts, or a request that it began before it raised.
+            # vLLM may have some of the job's prompts, or a request that it began before it raised.
             await self._jobs.stop(job)
             return
         finally:
@@ -221,10 +221,10 @@ class Runner:
             options["lora_request"] = job.adapter.request if job.adapter else None
             if order.conversation:
                 options |= order.conversation.engine_options(made)
-            name = f"{job.id}.{number}" if number else job.id
+            request_id = f"{job.id}.{number}" if number else job.id
             # Noted before vLLM has it: it may keep what it has begun when it raises.
-            job.subrequests.append(Subrequest(name, order.completions))
-            collectors.append(await llm.add_request(name, made, params, **options))
+            job.subrequests.append(Subrequest(request_id, order.completions))
+            collectors.append(await llm.add_request(request_id, made, params, **options))
             # The remaining prompts would be stopped at once.
             if job.ended:
                 break

@@ -82,6 +82,7 @@ class Turns:
         """Begin the next round, and wake waiting requests for it; the event loop calls this.
 
         As many are woken as worked in the last round, or twice as many if all of them could work.
+        If none waits, the next call of ``take`` begins the round.
         """
         if self._returned:
             self._size = max(1, self._size - self._returned)

@@ -150,6 +150,7 @@ class Bodies:
             # Meanwhile uvicorn reads no more of it.
             with self._time_limit(interrupt, self._no_room):
                 taken = await self._room.take(needed)
+            # If the rest does not arrive, the room is given back at once.
             with ExitStack() as unless_complete:
                 unless_complete.callback(self._room.give_back, taken)
                 if more:

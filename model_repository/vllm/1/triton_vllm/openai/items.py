@@ -71,7 +71,7 @@ class Listed:
     def _groups(self) -> Iterator[tuple[list[Any], int]]:
         """Yield the items in groups for one call of vLLM, and how often a group's errors count.
 
-        A shortened item is a group of its own, and counts for each part that was left out, too.
+        A shortened item is a group of its own. Its errors count once for each part that it had.
 
         Raises:
             InvalidRequestError: an item is too large.
@@ -97,11 +97,10 @@ class Listed:
 
 
 def _shortened(item: Any) -> tuple[Any, int]:
-    """Return an item with the first of its parts only, and the number of its parts.
+    """Return an item with only the first of its parts, and how many it had.
 
-    An item whose parts do not all differ in the text only is returned as it is, with 1.
-
-    A message may have thousands of texts. As nothing but the text differs, vLLM takes all or none.
+    An item whose parts differ in more than their texts is returned as it is, with 1. A message may
+    have thousands of texts. As nothing but the text differs, vLLM takes all or none.
     """
     for name in _PARTS if isinstance(item, dict) else ():
         parts = item.get(name)

@@ -191,7 +191,7 @@ class Middleware:
             # 3) Check the body.
             with Interrupt(self._checking) as interrupt:
                 body, content = self._check_body(path, body)
-                # Then it is worth a task that waits for the client to leave.
+                # A task that waits for the client to leave costs more than a short check.
                 may_take_long = len(body) > SHORT or content.constraint is not None
                 if may_take_long:
                     async with ended_with_client(receive, interrupt):
@@ -221,7 +221,7 @@ class Middleware:
         # vLLM would keep these fields next to its own, and ignores them.
         known = {name: value for name, value in body.items() if name in kind.fields}
         has_changed = drop_log_probabilities(known.get("input")) or len(known) < len(body)
-        # Another body is passed on as it is: writing costs as much as parsing.
+        # An unchanged body is passed on as it came: writing costs as much as parsing.
         if has_changed:
             read = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
         return read, check(ROUTES[path], kind, known, rules.fit)
