@@ -91,11 +91,16 @@ def _count_token_ids(params: Any, limits: Limits) -> int:
     completions = getattr(params, "n", 1)
     longest = 0
     for name in TOKEN_IDS:
-        count = len(getattr(params, name, None) or ()) * completions
+        count = _count_ids(params, name) * completions
         what = f"sampling parameters: {name} times n has"
         refuse_above(limits.max_token_ids, count, what, "token ids")
         longest = max(longest, count)
     return longest
+
+
+def _count_ids(params: Any, name: str) -> int:
+    """Return the number of ids in a parameter; 0 if this vLLM or the request does not have it."""
+    return len(getattr(params, name, None) or ())
 
 
 def _count_logprob_values(params: Any, prompt: Any, limits: Limits, facts: Facts) -> int:
@@ -117,7 +122,7 @@ def _count_logprob_values(params: Any, prompt: Any, limits: Limits, facts: Facts
         answer_tokens = min(answer_tokens or left, left)
     for_each_token = max(
         _logprobs_per_token(params, "logprobs", facts.vocabulary),
-        len(getattr(params, "logprob_token_ids", None) or ()),
+        _count_ids(params, "logprob_token_ids"),
     )
     of_answer = (answer_tokens or 0) * for_each_token
     # 2) The prompt
