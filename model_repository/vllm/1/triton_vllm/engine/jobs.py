@@ -125,7 +125,8 @@ class Jobs:
 
     def finish(self, job: Job[Any]) -> None:
         """Forget a job of another API, because its answer is written or its client is gone."""
-        # A task of the application may run on. What it still asked for would count for ever.
+        # A task of the application may run on. With an error in the job, it cannot ask vLLM for
+        # more. That would count for ever.
         job.error = job.error or CancelledError("Request was cancelled")
         job.ended = True
         job.delivery.give_up()

@@ -54,6 +54,7 @@ class Prompter:
         self._chat_template = chat_template
         self._turns = Turns()
         self._trials = Trials()
+        # The engine for which ``_render_pair`` was made, and that function of vLLM, if it has one.
         self._pairs_of: EngineClient | None = None
         self._render_pair: vllm_api.RenderPair | None = None
         self._samples_ahead = samples_ahead

@@ -210,6 +210,7 @@ def _check_completions(route: Route, body: Mapping[str, Any], fit: Fit) -> None:
 
     Without this, vLLM would begin to work on the first prompts before one is refused.
     """
+    # Prompts in other fields, as for scores, are counted when the application asks vLLM for them.
     prompts = body.get(route.prompts[0]) if route.prompts else None
     count = len(prompts) if isinstance(prompts, list) and not _are_ids(prompts) else 1
     n = body.get("n")

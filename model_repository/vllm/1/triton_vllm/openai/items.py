@@ -24,8 +24,11 @@ MOST_ERRORS = 4096
 """The most errors of a list that vLLM may answer."""
 # Each call checks a whole request. With one item in each, 4096 items took three times as long.
 _AT_ONCE = 16
+"""The most items in one call of vLLM."""
 _PARTS = ("content", "output", "summary")
+"""The fields of an item that may be lists of parts."""
 _REQUIRED = {"model": "", "input": ""}
+"""The fields that a request for a response must have."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _listen_first(host: str, port: int) -> socket.socket:
     # block: the other one cannot bind the same name. The kernel frees the name of an abstract
     # socket when the socket is closed.
     with socket.socket(socket.AF_UNIX) as turn:
-        # Without the host: one address may be written in several ways, or be one of many.
+        # Without the host: one address may be written in several ways, and a name may mean several.
         turn.bind(f"\0triton_vllm.openai {port}")
         # A port that is shared can be joined by any program of this user, another model among
         # them. So this instance takes it alone for a moment.

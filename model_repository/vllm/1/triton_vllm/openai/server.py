@@ -56,7 +56,6 @@ class Plan:
         import uvicorn
 
         args = self.args
-        # Without ``log_config``, uvicorn adds no handler to this process's loggers.
         access = not args.disable_uvicorn_access_log
         config = uvicorn.Config(
             app,
@@ -65,11 +64,12 @@ class Plan:
             ws="none",
             lifespan="off",
             interface="asgi3",
+            # Without it, uvicorn adds no handler to this process's loggers.
             log_config=uvicorn.config.LOGGING_CONFIG if access else None,
             log_level=args.uvicorn_log_level,
             access_log=access,
             proxy_headers=False,
-            # vLLM and the model need files, too.
+            # Each connection is an open file. Half of the files are for vLLM and the model.
             limit_concurrency=min(CONNECTIONS, _raise_file_limit() // 2),
             timeout_graceful_shutdown=int(CLOSE_S),
             **{name: getattr(args, name) for name in _TLS},
@@ -107,6 +107,7 @@ class Server:
             Exception: vLLM's own exception; ConfigError if the port cannot be opened.
         """
         checked: Any = CheckedEngine(llm, self._rules)
+        # The application is built once. A later engine takes the place of the first one.
         if self._application is None:
             self._application = vllm_api.build_application(
                 self._rules.vllm, checked, self._plan.args, tasks

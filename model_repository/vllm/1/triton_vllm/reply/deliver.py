@@ -35,7 +35,7 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
             if has_content:
                 reply.send(reply.assembler.build(items[:-1]), final=False)
             elif isinstance(last, StoppedError) and reply.streams and not reply.begun:
-                _begin(reply)
+                _send_nothing_new(reply)
             _fail(log, reply, last)
         else:
             _send(reply, items, final=last.finished)
@@ -46,8 +46,8 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
             log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400
 
 
-def _begin(reply: Reply) -> None:
-    """Send a response without anything new."""
+def _send_nothing_new(reply: Reply) -> None:
+    """Send a response with empty outputs, so that an error is not the first response."""
     # Over HTTP, an error that comes first gets status 400 from Triton 24.10, as if the request were
     # wrong. After a response it is an error event of the stream. If the response cannot be sent,
     # the client still gets the error.

@@ -136,7 +136,7 @@ class Outbox:
             lane.end()
         for lane in self._lanes:
             lane.thread.join()
-        # The lanes have put the last ends.
+        # Last, because the lanes put the ends of requests there.
         for endings in self._endings:
             endings.close()
 
