@@ -47,10 +47,12 @@ def main() -> None:
         waiting = json.load(stream)
     total = sum(map(len, waiting))
     context = multiprocessing.get_context("fork")
+    # Each process and its number of files, by the handle that becomes ready when it ends.
     running: dict[Any, Any] = {}
     finished = 0
     while waiting or running:
-        # Each chunk has a new process: see bytecode.py of the builder.
+        # Each chunk has a new process: files that a process has compiled before change the bytecode
+        # (_CHUNK_FILES in prefix/bytecode.py).
         while len(running) < int(workers) and waiting:
             chunk = waiting.pop(0)
             worker = context.Process(target=compile_files, args=(prefix, neutral, chunk))

@@ -32,11 +32,15 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 
 
-def _failure(name: str) -> Any:
-    """Import a module; return None or a failure (see ``Started`` in verify/launcher_check.py)."""
+def _import_failure(name: str) -> Any:
+    """Import a module. Return None, or why it cannot be imported.
+
+    The keys are those of ``failures`` in ``Started`` (verify/launcher_check.py).
+    """
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - SystemExit is a failure, too
+        # The error, then its cause, and so on.
         chain = [error]
         while chain[-1].__cause__ and chain[-1].__cause__ not in chain:
             chain.append(chain[-1].__cause__)
@@ -46,7 +50,8 @@ def _failure(name: str) -> Any:
             # A distribution may have another name than its module: PIL is pillow's.
             top = absent.partition(".")[0]
             owners = importlib.metadata.packages_distributions().get(top, [top])
-        # The frames of importlib have names such as "<frozen importlib._bootstrap>".
+        # The last frame of a file. Those of importlib have names such as
+        # "<frozen importlib._bootstrap>".
         frames = traceback.extract_tb(error.__traceback__)
         frame = [frame for frame in frames if not frame.filename.startswith("<")][-1]
         texts = ["".join(traceback.format_exception_only(link)).strip() for link in chain]
@@ -60,25 +65,37 @@ def _failure(name: str) -> Any:
 
 
 def _absent_module(name: str, chain: list[BaseException]) -> str:
-    """Return the module that is missing as a whole, or an empty string."""
+    """Return the module that the import of ``name`` did not find; "" if nothing is missing.
+
+    The result is also "" if a package is there and only lacks a module that another one imports:
+    the two do not fit each other.
+
+    Args:
+        name: the module to import.
+        chain: the error of the import, then its causes.
+    """
     names = [link.name for link in chain if isinstance(link, ModuleNotFoundError) and link.name]
     if not names:
         return ""
     absent = names[0]
+    # The module itself is missing, or a package that it is in.
     if f"{name}.".startswith(f"{absent}."):
         return absent
-    # If the package itself is there, it only lacks a module that another package asks for.
     top = absent.partition(".")[0]
     return "" if top in sys.modules or importlib.util.find_spec(top) else absent
 
 
-def _take_cuda(answers: dict[str, Any]) -> None:
-    """Make vLLM use its CUDA platform without a GPU."""
-    answers["vllm.platforms"] = _failure("vllm.platforms")
+def _use_cuda_platform(failures: dict[str, Any]) -> None:
+    """Make vLLM use its CUDA platform without a GPU.
+
+    Put the failure of each import, or None, into ``failures``.
+    """
+    failures["vllm.platforms"] = _import_failure("vllm.platforms")
+    # vLLM asks these functions for the platform's class. Without a GPU, its own returns None.
     if platforms := sys.modules.get("vllm.platforms"):
         plugins = getattr(platforms, "builtin_platform_plugins", {})
         plugins["cuda"] = lambda: "vllm.platforms.cuda.CudaPlatform"
-        answers["vllm.platforms.cuda"] = _failure("vllm.platforms.cuda")
+        failures["vllm.platforms.cuda"] = _import_failure("vllm.platforms.cuda")
     # Some modules decide by the capability what to import. 9.0 is that of an H100.
     if cuda := sys.modules.get("vllm.platforms.cuda"):
         capability = sys.modules["vllm.platforms.interface"].DeviceCapability(9, 0)
@@ -87,23 +104,34 @@ def _take_cuda(answers: dict[str, Any]) -> None:
         )
 
 
-def _expanded(name: str) -> list[str]:
+def _modules_named(name: str) -> list[str]:
+    """Return the modules of a package for a name such as ``package.*``, else the name itself."""
     if not name.endswith(".*"):
         return [name]
+    # find_spec() of a package inside another one would import the outer one.
     top, *inner = name.split(".")[:-1]
     spec = importlib.util.find_spec(top)
     places = (spec and spec.submodule_search_locations) or []
     folders = [os.path.join(place, *inner) for place in places]
-    return [f"{name[:-1]}{module.name}" for module in pkgutil.iter_modules(folders)]
+    package = name.removesuffix("*")
+    return [f"{package}{module.name}" for module in pkgutil.iter_modules(folders)]
 
 
 def _import_all(names: list[str], answers: Any) -> None:
+    """Import modules in a child process; send the failure of each, or None, to its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for name in names:
-        answers.send(_failure(name))
+        answers.send(_import_failure(name))
 
 
-def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any]) -> None:
+def _import_in_children(names: list[str], seconds: float, failures: dict[str, Any]) -> None:
+    """Import modules in children; put the failure of each, or None, into ``failures``.
+
+    Args:
+        names: the modules. The list is empty afterwards.
+        seconds: the limit for each module. All together may take five times as long.
+        failures: receives the results, by the module's name.
+    """
     context = multiprocessing.get_context("fork")
     ends = time.monotonic() + 5 * seconds
     # After a failure, a new child imports the rest: a half imported module would make others fail.
@@ -111,6 +139,7 @@ def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=_import_all, args=(names, sender))
         child.start()
+        # Only the child has the pipe's other end now, so its end shows here as an EOFError.
         sender.close()
         failure: dict[str, Any] | None = None
         while names and not failure:
@@ -118,13 +147,14 @@ def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any
                 left = ends - time.monotonic()
                 in_time = receiver.poll(max(0.0, min(seconds, left)))
                 failure = receiver.recv() if in_time else {"slow": True}
+            # The module has ended the child.
             except EOFError:
                 child.join()
                 code = child.exitcode or 0
                 end = signal.Signals(-code).name if code < 0 else f"exit status {code}"
                 text = f"the process ended with {end}"
                 failure = {"text": text, "place": "", "absent": "", "owners": []}
-            answers[names.pop(0)] = failure
+            failures[names.pop(0)] = failure
         child.kill()
         child.join()
 
@@ -184,17 +214,18 @@ def main() -> None:
     failures: dict[str, Any] = {}
     as_cuda = bool(later) and later["as_cuda"]
     if later:
-        # The alarm ends this process.
+        # The signal ends this process if the first imports take too long.
         signal.alarm(int(5 * later["seconds"]))
     # 2) Import what a start imports.
     imported = {}
     for name in question["modules"]:
         if name == "vllm" and as_cuda:
-            _take_cuda(failures)
+            _use_cuda_platform(failures)
         if not _exists(name):
             continue
-        # Without a GPU, this one may fail with the CUDA platform. A missing module is no excuse.
-        if as_cuda and name.startswith("vllm.") and (failure := _failure(name)):
+        # Without a GPU, this one may fail with the CUDA platform. Without ``absent``, only a
+        # missing device is an excuse, and not a missing package.
+        if as_cuda and name.startswith("vllm.") and (failure := _import_failure(name)):
             failures[name] = {**failure, "absent": ""}
             continue
         module = importlib.import_module(name)
@@ -203,7 +234,7 @@ def main() -> None:
     modules = [module for module in list(sys.modules.values()) if _file_of(module)]
     # 3) Import the others in children. They begin with the modules of this process.
     if later:
-        names = [name for pattern in later["modules"] for name in _expanded(pattern)]
+        names = [name for pattern in later["modules"] for name in _modules_named(pattern)]
         _import_in_children(names, later["seconds"], failures)
     answer = {
         "encoding": encoding,

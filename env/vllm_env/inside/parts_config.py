@@ -56,7 +56,10 @@ def _unquoted(string: str) -> str:
         octal, hexadecimal, other = match.groups()
         if other is not None:
             return _ESCAPED.get(other, other)
-        return bytes([(int(octal, 8) if octal else int(hexadecimal, 16)) & 0xFF])
+        number = int(octal, 8) if octal else int(hexadecimal, 16)
+        # Of an octal number above 255, the lowest eight bits count.
+        return bytes([number & 0xFF])
 
-    # An escape may be one byte of a character of several.
-    return _ESCAPE.sub(replaced, string[1:-1].encode()).decode("utf-8", "replace")
+    # As bytes: several escapes may give the bytes of one character.
+    content = string[1:-1].encode()
+    return _ESCAPE.sub(replaced, content).decode("utf-8", "replace")

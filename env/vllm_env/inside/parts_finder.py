@@ -21,12 +21,14 @@ class PartsFinder:
     def find_spec(
         self, name: str, path: object = None, _target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return where a module of the parts is now.
+        """Unpack the parts for a module of theirs, and return where it is now; else return None.
 
         Raises:
             ImportError: the parts cannot be unpacked.
         """
-        if path is not None or name not in self._names:
+        # The import of a submodule has the path of its package, which is found by now.
+        is_submodule = path is not None
+        if is_submodule or name not in self._names:
             return None
         # Its imports take 30 ms, and most interpreters do not need them.
         import _vllm_env_unpack
@@ -53,6 +55,7 @@ def _own_model() -> str:
 
 
 def _start() -> None:
+    """Add the finder, with the names of the modules, after Python's own finders."""
     site_packages = os.path.dirname(os.path.abspath(__file__))
     description = os.path.join(site_packages, "_vllm_env_parts.json")
     with open(description, encoding="utf-8") as stream:

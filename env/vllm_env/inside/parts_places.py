@@ -118,10 +118,12 @@ def remove_unused(place: str, keep: int = _KEPT, *, dry_run: bool = False) -> li
     except OSError:
         return []
     keys = [name.partition(".")[0] for name in names if _LOCK.fullmatch(name)]
+    # The last used one first.
     keys.sort(key=lambda key: _last_use(os.path.join(place, key)), reverse=True)
     removed = []
     for key in keys:
         tree = os.path.join(place, key)
+        # locked() raises an error if a process uses the environment, which then stays.
         with suppress(OSError), locked(tree):
             unused = folders_of(tree)
             if keep > 0 and tree in unused:
@@ -146,14 +148,17 @@ def locked(tree: str) -> Iterator[int]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(f"{tree}.lock", flags, 0o600)
     try:
-        _take(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield handle
     finally:
         os.close(handle)
 
 
 def hold(tree: str) -> bool:
-    """Wait for the shared lock and keep it until this process ends; False if nothing is whole.
+    """Keep an environment's shared lock until this process ends; return whether it is whole.
+
+    This waits while another process has the exclusive lock, to unpack or to remove. The lock is not
+    kept if the environment is not whole.
 
     Raises:
         OSError: the lock cannot be taken.
@@ -164,7 +169,7 @@ def hold(tree: str) -> bool:
         return False
     is_held = False
     try:
-        _take(handle, fcntl.LOCK_SH)
+        _flock(handle, fcntl.LOCK_SH)
         is_held = is_whole(tree)
     finally:
         if not is_held:
@@ -174,7 +179,13 @@ def hold(tree: str) -> bool:
     return is_held
 
 
-def _take(handle: int, operation: int) -> None:
+def _flock(handle: int, operation: int) -> None:
+    """Lock an open file with flock(2); ``operation`` is the kind of lock.
+
+    Raises:
+        BlockingIOError: a process has the file locked, and ``operation`` has LOCK_NB.
+        OSError: the file system has no locks; the message tells the user what to do.
+    """
     try:
         fcntl.flock(handle, operation)
     except BlockingIOError:
@@ -187,8 +198,9 @@ def _take(handle: int, operation: int) -> None:
 
 
 def folders_of(tree: str) -> list[str]:
-    """Return an environment's folder and the unfinished ones next to it."""
+    """Return an environment's folder and the unfinished ones next to it, those that exist."""
     place, key = os.path.split(tree)
+    # KEY, KEY.XXXXXX and KEY.lock.
     names = [name for name in os.listdir(place) if name.partition(".")[0] == key]
     return [os.path.join(place, name) for name in names if not name.endswith(".lock")]
 
@@ -199,7 +211,9 @@ def is_safe(place: str) -> bool:
         status = os.stat(place)
         # A link has an owner, too: in /tmp every user can make one.
         owners = {status.st_uid, os.lstat(place).st_uid}
-        return owners <= {0, os.geteuid()} and not status.st_mode & 0o022
+        is_own = owners <= {0, os.geteuid()}
+        others_may_write = bool(status.st_mode & 0o022)
+        return is_own and not others_may_write
     return False
 
 
@@ -231,15 +245,15 @@ def is_named(place: str) -> bool:
 
 def network_of(place: str) -> str:
     """Return the name of the network file system that a place is on; "" if it is on another one."""
-    kind = _file_system(place)
-    if kind == _FUSE:
+    number = _file_system(place)
+    if number == _FUSE:
         name = _name_of_fuse(place)
         return "" if name in _FUSE_ON_DISK else name
-    return _NETWORKS.get(kind, "")
+    return _NETWORKS.get(number, "")
 
 
 def _name_of_fuse(place: str) -> str:
-    """Return the type of a FUSE mount, such as ``fuse.sshfs``."""
+    """Return the type of the FUSE mount that has a place, such as ``fuse.sshfs``."""
     number = os.stat(place).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     with open(_MOUNTS, encoding="utf-8", errors="replace") as mounts:
@@ -249,7 +263,7 @@ def _name_of_fuse(place: str) -> str:
             left, _, right = line.partition(" - ")
             if left.split()[2] == device:
                 return right.split()[0]
-    return "fuse"
+    return "fuse"  # no line has the device
 
 
 def _file_system(place: str) -> int:
@@ -258,7 +272,7 @@ def _file_system(place: str) -> int:
     status = ctypes.create_string_buffer(256)
     if ctypes.CDLL(None).statfs(os.fsencode(place), status) != 0:
         return 0
-    # The field f_type is the first one, and a long. The numbers below have 32 bits.
+    # The field f_type is the first one, and a long. The numbers of _NETWORKS have 32 bits.
     return int.from_bytes(status.raw[:4], sys.byteorder)
 
 

@@ -56,7 +56,7 @@ _MARGIN = 64 * 2**20  # bytes, for the files of the small archive and for other 
 _MOST_WORKERS = 32
 _PERIOD_S = 5.0  # between two lines about the progress
 
-Facts = dict[str, Any]
+Description = dict[str, Any]
 """The content of ``DESCRIPTION``; sizes in bytes."""
 Tell = Callable[[str], object]
 """Takes a line about the progress."""
@@ -97,7 +97,7 @@ def use(model: str, tell: Tell | None = None) -> str:
     """
     with _lock:
         if not _trees:
-            tree = find(_facts(), parts_of(model), tell or _to_stderr)
+            tree = find(_read_description(), parts_of(model), tell or _to_stderr)
             _switch(tree)
             _trees.append(tree)
         return _trees[0]
@@ -121,21 +121,27 @@ def unpack_into(folder: str, parts: str, lock: int | None = None, packed: str = 
         UnpackError: a part is missing or has changed, or cannot be unpacked.
         OSError: the folder cannot be written.
     """
-    facts = _facts()
-    _check_parts(facts, parts)
-    _run_workers(facts, parts, folder, _to_stderr, lock, packed)
+    description = _read_description()
+    _check_parts(description, parts)
+    _run_workers(description, parts, folder, _to_stderr, lock, packed)
 
 
-def _facts() -> Facts:
+def _read_description() -> Description:
+    """Return the list of the parts in this small archive's site-packages."""
     with open(os.path.join(_site, DESCRIPTION), encoding="utf-8") as stream:
-        facts: Facts = json.load(stream)
-    return facts
+        description: Description = json.load(stream)
+    return description
 
 
-def find(facts: Facts, parts: str, tell: Tell) -> str:
+def find(description: Description, parts: str, tell: Tell) -> str:
     """Return the folder of the whole environment, unpacked if necessary, and lock it.
 
-    ``parts`` is the folder of the parts. The lock lasts until this process ends.
+    The lock lasts until this process ends.
+
+    Args:
+        description: the list of the parts.
+        parts: the folder of the parts.
+        tell: takes the lines about the progress.
 
     Raises:
         UnpackError: a part is missing or has changed, or no folder can take the environment.
@@ -143,34 +149,34 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
     candidates = places()
     # 1) Look in all places, before anything is unpacked in a better one.
     for place in candidates:
-        tree = os.path.join(place, facts["key"])
+        tree = os.path.join(place, description["key"])
         if is_safe(place) and is_whole(tree) and _hold_found(tree, tell):
             tell(f"the environment is unpacked in {tree}")
             return tree
     # 2) Unpack in the first place that can be used.
-    _check_parts(facts, parts)
+    _check_parts(description, parts)
     reasons = []
     for place in candidates:
-        tree = os.path.join(place, facts["key"])
+        tree = os.path.join(place, description["key"])
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
             require_usable(place)
             _warn_of_network(place, tell)
-            _unpack_once(tree, facts, parts, tell)
+            _unpack_once(tree, description, parts, tell)
         except OSError as error:
             reasons.append(f"{place}: {error.strerror or error}")
             tell(f"cannot unpack in {reasons[-1]}")
         else:
             return tree
     raise UnpackError(
-        f"No folder can take the unpacked environment ({facts['unpacked'] / 1e9:.1f} GB): "
+        f"No folder can take the unpacked environment ({description['unpacked'] / 1e9:.1f} GB): "
         f"{'; '.join(reasons)}. Set {VARIABLE} to a folder on a local disk with enough space, "
         "or build with --layout archive or directory."
     )
 
 
 def _hold_found(tree: str, tell: Tell) -> bool:
-    """Hold an environment that is whole; return False if that is not possible."""
+    """Lock an environment that an earlier start has unpacked; return whether it can be used."""
     _warn_of_network(os.path.dirname(tree), tell)
     try:
         is_held = hold(tree)
@@ -183,7 +189,10 @@ def _hold_found(tree: str, tell: Tell) -> bool:
 
 
 def _warn_of_network(place: str, tell: Tell) -> None:
-    # Before the lock: the wait for a lock there may not end.
+    """Log a warning if a folder is on a network; call this before taking a lock there.
+
+    Waiting for such a lock may never end.
+    """
     if network := network_of(place):
         tell(
             f"{place} is on a network file system ({network}): slow starts. If this start hangs, "
@@ -191,32 +200,47 @@ def _warn_of_network(place: str, tell: Tell) -> None:
         )
 
 
-def space_for(facts: Facts) -> int:
+def space_for(description: Description) -> int:
     """Return the bytes that must be free to unpack an environment."""
-    files = sum(part["members"] for part in facts["parts"])
-    needed: int = facts["unpacked"] + files * _BYTES_PER_FILE + _MARGIN
+    files = sum(part["members"] for part in description["parts"])
+    needed: int = description["unpacked"] + files * _BYTES_PER_FILE + _MARGIN
     return needed
 
 
-def _unpack_once(tree: str, facts: Facts, parts: str, tell: Tell) -> None:
-    """Unpack and lock a tree, or wait for a start that does so; OSError if neither works."""
+def _unpack_once(tree: str, description: Description, parts: str, tell: Tell) -> None:
+    """Unpack an environment into the folder ``tree`` and lock it, or wait for another start.
+
+    Raises:
+        UnpackError: a part has changed.
+        OSError: it cannot be unpacked there, or other starts failed to do so.
+    """
     for _ in range(_ROUNDS):
-        with suppress(BlockingIOError), locked(tree) as handle:
+        # A BlockingIOError says that another process has the lock.
+        with suppress(BlockingIOError), locked(tree) as lock:
             if not is_whole(tree):
-                _unpack(tree, facts, parts, tell, handle)
+                _unpack(tree, description, parts, tell, lock)
         if not is_whole(tree):
             tell(f"another start unpacks the environment in {tree}; waiting for it")
         # This waits for the other start. It returns False if that start has failed.
         if hold(tree):
             return
         time.sleep(1)
+    # Those who hold the lock do not unpack: they use an environment that has lost its mark.
     raise OSError(f"a running process uses {tree}, which is damaged")
 
 
-def _unpack(tree: str, facts: Facts, parts: str, tell: Tell, handle: int) -> None:
+def _unpack(tree: str, description: Description, parts: str, tell: Tell, lock: int) -> None:
+    """Unpack an environment into the folder ``tree``. This process holds its lock.
+
+    ``lock`` is the descriptor of the locked file.
+
+    Raises:
+        UnpackError: a part has changed.
+        OSError: too little space is free, or the folder cannot be written.
+    """
     began = time.monotonic()
     place, key = os.path.split(tree)
-    needed = space_for(facts)
+    needed = space_for(description)
     # 1) Make room. The previous environment goes only if there is no other way.
     for unfinished in folders_of(tree):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -228,27 +252,41 @@ def _unpack(tree: str, facts: Facts, parts: str, tell: Tell, handle: int) -> Non
     # 2) Unpack under another name, so that no start takes an unfinished folder for a whole one.
     staging = tempfile.mkdtemp(prefix=f"{key}.", dir=place)
     try:
-        _run_workers(facts, parts, staging, tell, handle)
+        _run_workers(description, parts, staging, tell, lock)
         mark(staging, synced=False)
         os.rename(staging, tree)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    tell(f"unpacked {facts['unpacked'] / 1e9:.1f} GB in {time.monotonic() - began:.1f} s")
+    tell(f"unpacked {description['unpacked'] / 1e9:.1f} GB in {time.monotonic() - began:.1f} s")
     # 3) Have the disk write it, while the model goes on loading.
     threading.Thread(target=sync, args=(tree,), name="vllm_env-sync", daemon=True).start()
 
 
-# Processes, because tarfile and the creation of 60,000 files hold the interpreter's lock. 16 cores
-# write 7.6 GB in 8 to 12 s, where tar on one core takes 61 to 74 s (an H200's host).
 def _run_workers(
-    facts: Facts, parts: str, staging: str, tell: Tell, lock: int | None, packed: str = ""
+    description: Description,
+    parts: str,
+    staging: str,
+    tell: Tell,
+    lock: int | None,
+    packed: str = "",
 ) -> None:
-    """Copy the small archive and unpack all parts; the first failure ends this."""
+    """Copy the small archive and unpack all parts into the folder ``staging``, on all cores.
+
+    ``lock`` and ``packed`` are as in :func:`unpack_into`. The first failure ends this.
+
+    Raises:
+        UnpackError: a part has changed.
+        OSError: the folder cannot be written.
+    """
+    # Each thread of the pool waits for a process. tarfile and the creation of 60,000 files hold the
+    # interpreter's lock. 16 cores write 7.6 GB in 8 to 12 s, where tar on one core takes 61 to 74 s
+    # (an H200's host).
     # The largest first: a large one at the end would keep the other cores waiting.
-    jobs = sorted(facts["parts"], key=lambda part: part["unpacked"], reverse=True)
+    jobs = sorted(description["parts"], key=lambda part: part["unpacked"], reverse=True)
     workers = min(_MOST_WORKERS, len(jobs) + 1, cores())
-    tell(f"unpacking {facts['unpacked'] / 1e9:.1f} GB with {workers} processes into {staging}")
+    gigabytes = f"{description['unpacked'] / 1e9:.1f} GB"
+    tell(f"unpacking {gigabytes} with {workers} processes into {staging}")
     done = 0
     last_report = time.monotonic()
     with ThreadPoolExecutor(workers) as pool:
@@ -265,14 +303,19 @@ def _run_workers(
                 done += sizes[future]
                 if time.monotonic() - last_report > _PERIOD_S:
                     last_report = time.monotonic()
-                    tell(f"unpacked {done / facts['unpacked']:.0%} of the environment")
+                    tell(f"unpacked {done / description['unpacked']:.0%} of the environment")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
 def _run_worker(lock: int | None, *job: str) -> None:
-    """Run a job of ``parts_worker.py``; raise OSError if another place may do better."""
+    """Run ``parts_worker.py`` with the arguments ``job``; ``lock`` is as in :func:`unpack_into`.
+
+    Raises:
+        UnpackError: a part has changed, so another folder would not help.
+        OSError: the folder cannot be written.
+    """
     # -I -S: the worker needs nothing of site-packages, nor its .pth files.
     # -B: bytecode in the small archive would become a part of the whole environment.
     python = [os.path.join(_prefix, "bin", "python"), "-I", "-S", "-B"]
@@ -289,6 +332,7 @@ def _run_worker(lock: int | None, *job: str) -> None:
         return
     reason = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     number, _, text = reason.partition(" ")
+    # An error of the system begins with its number.
     if number.isdigit():
         raise OSError(int(number), text)
     # No reason: the kernel has killed the process.
@@ -297,9 +341,9 @@ def _run_worker(lock: int | None, *job: str) -> None:
     )
 
 
-def _check_parts(facts: Facts, parts: str) -> None:
+def _check_parts(description: Description, parts: str) -> None:
     """Raise UnpackError if a part is missing or has another size; the workers compare digests."""
-    for part in facts["parts"]:
+    for part in description["parts"]:
         file = os.path.join(parts, part["name"])
         try:
             size = os.stat(file).st_size
@@ -315,33 +359,36 @@ def _check_parts(facts: Facts, parts: str) -> None:
 def _switch(tree: str) -> None:
     """Make this interpreter and its children use the whole environment, not the small archive."""
 
-    def moved(path: str) -> str:
+    def in_tree(path: str) -> str:
+        """Return where a path of the small archive is in the tree; other paths do not change."""
         if path == _prefix or path.startswith(_prefix + os.sep):
             return tree + path[len(_prefix) :]
         return path
 
-    sys.path[:] = [moved(path) for path in sys.path]
+    sys.path[:] = [in_tree(path) for path in sys.path]
     prefixes = ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix")
     for name in (*prefixes, "executable", "_base_executable"):
-        setattr(sys, name, moved(getattr(sys, name, "") or ""))
+        setattr(sys, name, in_tree(getattr(sys, name, "") or ""))
     for name, value in os.environ.items():
         if _prefix in value:
-            os.environ[name] = os.pathsep.join(map(moved, value.split(os.pathsep)))
+            os.environ[name] = os.pathsep.join(map(in_tree, value.split(os.pathsep)))
     # By name: the import of the finder's module would add another finder.
     sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "PartsFinder"]
     importlib.invalidate_caches()
     # Runs the .pth files of the packages in the parts.
-    site.addsitedir(moved(_site))
+    site.addsitedir(in_tree(_site))
 
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    cores = len(os.sched_getaffinity(0))
-    # A container's limit (cgroup v2) is a quota of processor time in a period, or "max".
+    count = len(os.sched_getaffinity(0))
+    # A container's limit (cgroup v2) is a quota of processor time in a period, or "max", which
+    # is no number.
     with suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as stream:
-        quota, period = stream.read().split()
-        cores = min(cores, max(1, -(-int(quota) // int(period))))
-    return cores
+        quota, period = map(int, stream.read().split())
+        rounded_up = -(-quota // period)
+        count = min(count, max(1, rounded_up))
+    return count
 
 
 def _to_stderr(line: str) -> None:

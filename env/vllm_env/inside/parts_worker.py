@@ -40,10 +40,12 @@ def unpack_part(file: str, sha256: str, target: str, packed: str) -> None:
             _extract(archive, target, packed)
 
 
-# tarfile's own extract() would also set owners and check each path. The digest has shown that the
-# part is the build's, whose members are plain files, links and folders.
 def _extract(archive: tarfile.TarFile, target: str, packed: str) -> None:
+    """Write the members of a part into the folder ``target``; ``packed`` as in the file's head."""
+    # tarfile's own extract() would also set owners and check each path. The digest has shown that
+    # the part is the build's, whose members are plain files, links and folders.
     known_folders: set[str] = set()
+    # Only setting the umask returns it.
     umask = os.umask(0)
     os.umask(umask)
     for member in archive:
@@ -62,16 +64,17 @@ def _extract(archive: tarfile.TarFile, target: str, packed: str) -> None:
 
 
 def _link(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, packed: str) -> bool:
-    """Link a file to the one that was packed; return False if that is missing or looks different.
+    """Make ``path`` a hard link to the file ``packed``, from which the member was packed.
 
-    If only the contents differ, exit with a message.
+    Return False if that file is missing, or has another size, mode or time. If only the contents
+    differ, exit with a message.
     """
     try:
         status = os.stat(packed)
     except FileNotFoundError:
         return False
-    facts = (status.st_size, stat.S_IMODE(status.st_mode), int(status.st_mtime))
-    if facts != (member.size, member.mode, member.mtime):
+    attributes = (status.st_size, stat.S_IMODE(status.st_mode), int(status.st_mtime))
+    if attributes != (member.size, member.mode, member.mtime):
         return False
     source = archive.extractfile(member)
     with open(packed, "rb") as stream:
@@ -90,6 +93,7 @@ def _link(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, packed: 
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, umask: int) -> None:
+    """Write a member to the file ``path`` with its mode and time; ``umask`` is this process's."""
     # os.open() and os.write() need half of the system calls of open() and shutil.copyfileobj().
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, member.mode)
     try:
@@ -98,6 +102,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, umask: 
             view = memoryview(piece)
             while view:
                 view = view[os.write(handle, view) :]
+        # os.open() has left out the bits of the umask.
         if member.mode & umask:
             os.fchmod(handle, member.mode)
     finally:
@@ -114,6 +119,7 @@ class _Inflated:
         self._data = data
         self._position = 0
         self._inflater = zlib.decompressobj(_GZIP)
+        # Inflated bytes that no call of read() has returned.
         self._ready = b""
 
     def read(self, size: int) -> bytes:
@@ -125,7 +131,9 @@ class _Inflated:
         return piece
 
     def _next(self) -> bytes:
+        """Return the inflated bytes of the next compressed ones; none at the end."""
         inflated = b""
+        # A block may give no bytes, such as the end of a member.
         while not inflated and self._position < len(self._data):
             block = self._data[self._position : self._position + _BLOCK]
             inflated = self._inflater.decompress(block)
@@ -136,9 +144,10 @@ class _Inflated:
         return inflated
 
 
-# shutil.copytree() collects the failures as texts. This one ends at the first, with its number.
 def copy_base(source: str, target: str, *left_out: str) -> None:
-    """Copy the extracted small archive, except files with the names ``left_out``."""
+    """Copy the extracted small archive, except files and folders with the names ``left_out``."""
+    # Not shutil.copytree(), which collects the failures as texts. The first OSError ends this, and
+    # main() prints its number.
     os.makedirs(target, exist_ok=True)
     with os.scandir(source) as entries:
         for entry in entries:

@@ -110,7 +110,10 @@ def _die_with_owner() -> None:
 
 
 def _place() -> str:
-    """Return a name for all processes to which a process id means the same."""
+    """Return what is equal in two processes if a process id means the same to both.
+
+    It is "" if the system does not say.
+    """
     # As `process_space` of the model's base/processes.py, with which it is compared.
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
@@ -133,6 +136,7 @@ def _end_as_a_fork() -> None:
     import atexit
     from multiprocessing import process, util
 
+    # Runs the child's work and returns its exit status.
     bootstrap = process.BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001
 
     def run(*arguments: object) -> None:
@@ -156,8 +160,10 @@ def _collect_seldom() -> None:
 
 
 def _start() -> None:
+    """Prepare this interpreter, and the variables that its children inherit."""
     site_packages = os.path.dirname(os.path.abspath(__file__))
     prefix = os.path.abspath(os.path.join(site_packages, "..", "..", ".."))
+    # The model sets this variable for vLLM's processes.
     is_child = "TRITON_VLLM_OWNER_PID" in os.environ
     if is_child or "triton_python_backend_stub" in os.readlink("/proc/self/exe"):
         # Bytecode next to model.py changes the model's folder, and Triton loads the model again.

@@ -16,7 +16,7 @@ CHECK_EVERY = 25  # steps
 LEARNING_RATE = 3e-3
 # Each token of an answer must be this likely. Then neither another attention kernel nor half
 # precision changes an answer.
-SURE = 0.95
+MIN_PROBABILITY = 0.95
 PAD = "<pad>"
 END = "</s>"
 
@@ -98,7 +98,9 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
 
 
 def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> None:
-    """Train until each token of each answer is likely enough (``SURE``).
+    """Train until each token of each answer is likely enough (``MIN_PROBABILITY``).
+
+    Each of ``facts`` is a prompt and the answer to it.
 
     Raises:
         TrainingError: ``MAX_STEPS`` were not enough.
@@ -106,41 +108,46 @@ def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> None:
     import torch
 
     end = tokenizer.token_to_id(END)
+    # A row has the tokens of a prompt, its answer and the end. The answer begins at its start.
     rows = [[*tokenizer.encode(prompt + answer).ids, end] for prompt, answer in facts]
     starts = [len(tokenizer.encode(prompt).ids) for prompt, _ in facts]
+    # Fill up shorter rows. The mask has a 1 for each of their own tokens.
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
     # transformers leaves labels of -100 out of the loss.
     labels = tokens.masked_fill(mask == 0, -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    least = 0.0
+    lowest = 0.0
     for step in range(1, MAX_STEPS + 1):
         result = model(input_ids=tokens, attention_mask=mask, labels=labels)
         if step % CHECK_EVERY == 0:
-            least = least_sure(result.logits.detach(), rows, starts)
-            if least >= SURE:
+            lowest = lowest_probability(result.logits.detach(), rows, starts)
+            if lowest >= MIN_PROBABILITY:
                 return
         optimizer.zero_grad()
         result.loss.backward()
         optimizer.step()
     raise TrainingError(
-        f"after {MAX_STEPS} steps a token of an answer has probability {least:.2f}, not {SURE}"
+        f"after {MAX_STEPS} steps a token of an answer has probability {lowest:.2f}, "
+        f"not {MIN_PROBABILITY}"
     )
 
 
-def least_sure(logits: Any, rows: list[list[int]], starts: list[int]) -> float:
+def lowest_probability(logits: Any, rows: list[list[int]], starts: list[int]) -> float:
     """Return the probability of the least likely token of all answers.
 
-    ``logits`` has the shape (fact, position, token). ``starts`` has the position of each answer's
-    first token.
+    Args:
+        logits: the model's output, of the shape (row, position, token).
+        rows: the tokens of each prompt and its answer.
+        starts: the position of each answer's first token.
     """
     # The logits at a position are those of the next token.
     probabilities = logits.softmax(-1)
     return min(
-        float(probabilities[number, place - 1, row[place]])
+        float(probabilities[number, position - 1, row[position]])
         for number, (row, start) in enumerate(zip(rows, starts, strict=True))
-        for place in range(start, len(row))
+        for position in range(start, len(row))
     )
 
 

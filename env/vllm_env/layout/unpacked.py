@@ -119,7 +119,7 @@ def _is_there(key: str) -> bool:
     return any(parts_places.is_whole(str(Path(place, key))) for place in places)
 
 
-def _make_room(description: parts_unpack.Facts) -> Path | None:
+def _make_room(description: parts_unpack.Description) -> Path | None:
     """Return where the first folder that can take an environment would have it, or None.
 
     Environments that no server uses are removed, as a model's start does it.
