@@ -68,9 +68,10 @@ def find_interpreter(python: str) -> Interpreter:
     Raises:
         VllmEnvError: no interpreter has a shared libpython, or no environment is made here.
     """
+    # Fails on a machine for which no environment is made.
     this_platform()
     reasons = []
-    programs = set()
+    seen = set()
     last_choice = None
     for candidate in _candidates(python):
         # None also in a folder that this user may not read, where is_file() would fail.
@@ -78,9 +79,10 @@ def find_interpreter(python: str) -> Interpreter:
             continue
         program = candidate.resolve()
         # Several names may lead to one program.
-        if program in programs:
+        if program in seen:
             continue
-        programs.add(program)
+        seen.add(program)
+        # A string is the reason against this one.
         result = _probe(candidate, python)
         if isinstance(result, str):
             reasons.append(f"{candidate} ({result})")
@@ -136,21 +138,22 @@ def _probe(candidate: Path, python: str) -> Interpreter | str:
         status = 1
     if status != 0:
         return "does not start"
-    facts = json.loads(output.splitlines()[-1])
-    if facts["implementation"] != "cpython" or not facts["version"].startswith(python + "."):
-        return f"is {facts['implementation']} {facts['version']}"
-    stdlib = Path(facts["stdlib"])
+    found = json.loads(output.splitlines()[-1])
+    if found["implementation"] != "cpython" or not found["version"].startswith(python + "."):
+        return f"is {found['implementation']} {found['version']}"
+    stdlib = Path(found["stdlib"])
     # Debian has libpython in /usr/lib/x86_64-linux-gnu.
-    folders = [*facts["folders"], f"/usr/lib/{facts['multiarch']}"]
-    files = [Path(folder, facts["library"]) for folder in folders]
+    folders = [*found["folders"], f"/usr/lib/{found['multiarch']}"]
+    files = [Path(folder, found["library"]) for folder in folders]
     library = next((file for file in files if file.is_file()), None)
+    # A Python without a shared library names its static one, libpython3.11.a.
     if library is None or ".so" not in library.name:
         command = f": {_library_command(python)}" if debian.is_debian(stdlib) else ""
         return f"has no shared libpython{command}"
     return Interpreter(
-        version=facts["version"],
-        executable=Path(facts["executable"]),
-        prefix=Path(facts["prefix"]),
+        version=found["version"],
+        executable=Path(found["executable"]),
+        prefix=Path(found["prefix"]),
         stdlib=stdlib,
         library=library,
     )

@@ -94,20 +94,23 @@ def choose_layer(
     """
     here = this_platform()
     target = target or here
+    # 1) The layer of the lock.
     if recorded and is_available(workspace, recorded):
         return recorded
-    # copy_layer() of another machine has put it there. Then this machine needs no interpreter.
+    # 2) The wheelhouse's. copy_layer() has put it there, perhaps on another machine. Then this
+    # machine needs no interpreter.
     wheelhouse = workspace.network.wheelhouse
-    from_wheelhouse = wheelhouse and _remembered(
-        wheelhouse.absolute() / "conda" / _record(python, target)
-    )
-    if from_wheelhouse:
-        return from_wheelhouse
-    memory = workspace.cache.path("conda", _record(python, target))
-    choice = None if upgrade else _remembered(memory)
+    if wheelhouse:
+        from_wheelhouse = _read_layer(wheelhouse.absolute() / "conda" / _file_name(python, target))
+        if from_wheelhouse:
+            return from_wheelhouse
+    # 3) The choice of an earlier build, if it was conda-forge. If it was this machine, the layer
+    # is taken from its interpreter again (step 4).
+    memory = workspace.cache.path("conda", _file_name(python, target))
+    choice = None if upgrade else _read_layer(memory)
     if choice and choice.channel == REMOTE_CHANNEL and is_available(workspace, choice):
         return choice
-    # A channel that answers only now does not change an earlier choice.
+    # 4) A new choice. A channel that answers only now does not change an earlier choice.
     layer = None
     if not choice and workspace.network.answers(remote_url()):
         layer = _remote_layer(workspace, python, target)
@@ -120,26 +123,33 @@ def choose_layer(
     return layer
 
 
-def _record(python: str, target: Platform) -> str:
+def _file_name(python: str, target: Platform) -> str:
+    """Return the name of the file that records the layer for a Python version and a machine."""
     # Platforms may share a folder. The records for x86-64 are older than the other platforms.
     suffix = "" if target == AMD64 else f"-{target.short}"
     return f"layer-{python}{suffix}.json"
 
 
-def _remembered(memory: Path) -> CondaLayer | None:
-    if not memory.is_file():
+def _read_layer(file: Path) -> CondaLayer | None:
+    """Return the layer that a file records, or None if there is no such file."""
+    if not file.is_file():
         return None
-    document = json.loads(memory.read_text("utf-8"))
+    document = json.loads(file.read_text("utf-8"))
     packages = tuple(CondaPackage(**package) for package in document["packages"])
     return CondaLayer(document["channel"], packages)
 
 
 def _remote_layer(workspace: Workspace, python: str, target: Platform) -> CondaLayer | None:
+    """Return conda-forge's newest layer for a Python version; None if it cannot be reached.
+
+    Raises:
+        VllmEnvError: conda-forge answers, and has no such Python.
+    """
     # The C++ library must be at least as new as the one that the stub needs: it hides the system's.
     specs = [f"python {python}.*", "libstdcxx"]
-    job = _job(workspace, "solve", remote_url(), specs, target)
+    job = _package_job(workspace, "solve", remote_url(), specs, target)
     try:
-        packages = _work(workspace, job, f"resolve {', '.join(specs)} from conda-forge")
+        packages = _run_worker(workspace, job, f"resolve {', '.join(specs)} from conda-forge")
     except NetworkError as error:
         # A proxy may accept the connection and refuse the request.
         report.note(f"{error.what} {error.cause} This machine's Python is taken")
@@ -207,17 +217,18 @@ def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None
     channels = _channels(workspace, layer)
     channel = next((channel for channel in channels if _holds(channel, layer)), None)
     if channel is None:
+        # The cache's.
         channel = channels[-1]
         _fill(workspace, layer, channel)
     specs = [f"{package.name} =={package.version} {package.build}" for package in layer.packages]
-    job = _job(workspace, "install", channel.as_uri(), specs, this_platform())
+    job = _package_job(workspace, "install", channel.as_uri(), specs, this_platform())
     job["prefix"] = str(prefix)
     job["expected"] = {package.file_name: package.sha256 for package in layer.packages}
-    _work(workspace, job, "install the conda packages of the lock")
+    _run_worker(workspace, job, "install the conda packages of the lock")
 
 
 def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
-    """Make ``folder/conda`` a conda channel with a layer's packages.
+    """Make ``folder/conda`` a conda channel with a layer's packages, and record the layer there.
 
     Raises:
         VllmEnvError: a package cannot be fetched, or its digest differs.
@@ -226,17 +237,22 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
     if not _holds(channel, layer):
         _fill(workspace, layer, channel)
     target = next(p for p in PLATFORMS.values() if p.conda == layer.interpreter.subdir)
-    write_whole(channel / _record(layer.minor, target), json.dumps(dataclasses.asdict(layer)))
+    write_whole(channel / _file_name(layer.minor, target), json.dumps(dataclasses.asdict(layer)))
 
 
 def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
-    """Put the packages of a layer into a channel: fetch them, or make this machine's own."""
+    """Put the packages of a layer into the folder ``channel``, and index it.
+
+    They come from conda-forge, or are made from this machine's interpreter.
+    """
     own = _channel_folder(workspace, LOCAL_CHANNEL)
-    if layer.channel == LOCAL_CHANNEL and not _holds(own, layer):
+    is_local = layer.channel == LOCAL_CHANNEL
+    if is_local and not _holds(own, layer):
         make_local_channel(workspace, layer.minor)
     if channel == own:
         return
-    source = own.as_uri() if layer.channel == LOCAL_CHANNEL else remote_url()
+    # Copying from a folder is a download, too: its URL begins with file:.
+    source = own.as_uri() if is_local else remote_url()
     for package in layer.packages:
         name = f"{package.subdir}/{package.file_name}"
         workspace.network.download(f"{source}/{name}", package.sha256, channel / name)
@@ -252,6 +268,7 @@ def _channels(workspace: Workspace, layer: CondaLayer) -> list[Path]:
 
 
 def _holds(channel: Path, layer: CondaLayer) -> bool:
+    """Return whether the folder of a channel has a layer's packages, with the right digests."""
     for package in layer.packages:
         file = channel / package.subdir / package.file_name
         if not file.is_file() or file_sha256(file) != package.sha256:
@@ -260,12 +277,23 @@ def _holds(channel: Path, layer: CondaLayer) -> bool:
 
 
 def _index(workspace: Workspace, channel: Path) -> None:
-    _work(workspace, {"kind": "index", "channel": str(channel)}, "index the local conda channel")
+    """Write the list of its packages into the folder of a channel."""
+    job = {"kind": "index", "channel": str(channel)}
+    _run_worker(workspace, job, "index the local conda channel")
 
 
-def _job(
+def _package_job(
     workspace: Workspace, kind: str, channel: str, specs: list[str], target: Platform
 ) -> dict[str, Any]:
+    """Return a job of rattler_worker.py that finds or installs packages.
+
+    Args:
+        workspace: the cache.
+        kind: ``solve`` or ``install``.
+        channel: the channel's URL.
+        specs: the packages, as conda writes them (``python 3.11.*``).
+        target: the machine that installs them.
+    """
     return {
         "kind": kind,
         "channel_url": channel,
@@ -275,8 +303,13 @@ def _job(
     }
 
 
-def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
-    """Run a job of rattler_worker.py."""
+def _run_worker(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
+    """Run a job of rattler_worker.py, and return its answer; ``what`` is its purpose, for errors.
+
+    Raises:
+        CommandError: the job failed.
+        NetworkError: the channel cannot be reached.
+    """
     command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", json.dumps(job)]
     variables = {"PYTHONPATH": str(_PACKAGES)}
     # Only this job may use the network; the others read folders.

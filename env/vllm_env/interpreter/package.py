@@ -96,6 +96,7 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
 
 
 def _copy_stdlib(interpreter: Interpreter, stdlib: Path) -> None:
+    """Copy an interpreter's standard library, with an empty ``site-packages``, to ``stdlib``."""
     if interpreter.is_debian:
         _copy_tree(interpreter.stdlib, stdlib, *_LEFT_OUT, *debian.LEFT_OUT)
         debian.restore_site_packages(stdlib)
@@ -136,6 +137,7 @@ def _check_start(program: Path, packages: Path) -> None:
 
 def _bundle_libraries(tree: Path, files: list[Path]) -> None:
     """Copy the libraries that the files need into ``lib/``, except those of the system."""
+    # ldd prints "\tlibssl.so.3 => /usr/lib/libssl.so.3 (0x7f…)" for each library.
     _, output = capture(["ldd", *files])
     for name, source in re.findall(r"^\s*(\S+) => (/\S+)", output, re.MULTILINE):
         target = tree / "lib" / name
@@ -147,13 +149,16 @@ def _bundle_libraries(tree: Path, files: list[Path]) -> None:
 def _set_run_paths(tree: Path, program: Path, modules: Path) -> None:
     """Make the program and all libraries search the environment's own ``lib/``."""
     libraries = [path for path in (tree / "lib").glob("lib*.so*") if not path.is_symlink()]
-    _patch([program], "$ORIGIN/../lib")
-    _patch(libraries, "$ORIGIN")
-    _patch(list(modules.glob("*.so")), "$ORIGIN/../..")
+    _set_run_path([program], "$ORIGIN/../lib")
+    _set_run_path(libraries, "$ORIGIN")
+    _set_run_path(list(modules.glob("*.so")), "$ORIGIN/../..")
 
 
-def _patch(files: list[Path], run_path: str) -> None:
+def _set_run_path(files: list[Path], run_path: str) -> None:
+    """Set the run path of ELF files: where the loader looks for their libraries."""
+    # Others, such as a linker script, have no run path.
     dynamic = [file for file in files if read_dynamic_section(file) is not None]
+    # They may be read-only.
     for file in dynamic:
         file.chmod(0o755)
     # Called without a file, patchelf fails.
@@ -232,6 +237,7 @@ def write_conda_package(tree: Path, folder: Path, *, name: str, version: str, bu
 
 
 def _path_entry(tree: Path, file: Path) -> dict[str, Any]:
+    """Return the entry of a file or link in ``paths.json``."""
     is_link = file.is_symlink()
     data = b"" if is_link else file.read_bytes()
     return {
@@ -243,15 +249,17 @@ def _path_entry(tree: Path, file: Path) -> dict[str, Any]:
 
 
 def _tar(tree: Path, files: list[Path]) -> bytes:
+    """Return a tar archive of files below ``tree``, compressed with zstd."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for file in files:
-            tar.add(file, file.relative_to(tree).as_posix(), recursive=False, filter=_neutral)
+            name = file.relative_to(tree).as_posix()
+            tar.add(file, name, recursive=False, filter=_without_origin)
     return zstandard.ZstdCompressor(level=3).compress(buffer.getvalue())
 
 
-def _neutral(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    # Without the time, the user and the umask of the packing.
+def _without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Remove the time, the user and the umask of the packing from a member; return the member."""
     member.mtime = 0
     member.uid = 0
     member.gid = 0

@@ -1,6 +1,7 @@
 """Run one py-rattler job and exit: ``python -m vllm_env.interpreter.rattler_worker JOB``.
 
-The job is JSON. The answer is JSON, too, on the last line of stdout.
+The job is JSON (``_package_job`` and ``_index`` in layer.py). The answer is JSON, too, on the last
+line of stdout.
 
 This is a process of its own: a signal must end it, and the threads of rattler's runtime must not
 disturb the packager.
@@ -20,7 +21,8 @@ from vllm_env.base.machine import NEUTRAL_PREFIX
 
 
 async def _solve(job: dict[str, Any]) -> list[dict[str, str]]:
-    records = await _solved(job)
+    """Return the fields of ``CondaPackage`` (layer.py) for each package that the specs need."""
+    records = await _solved_records(job)
     packages = [
         {
             "name": record.name.normalized,
@@ -41,7 +43,12 @@ def _sha256(record: Any) -> str:
 
 
 async def _install(job: dict[str, Any]) -> None:
-    records = await _solved(job)
+    """Install the packages that the specs need into a prefix.
+
+    Raises:
+        RuntimeError: they are not the expected ones.
+    """
+    records = await _solved_records(job)
     digests = {record.file_name: _sha256(record) for record in records}
     # The channel may have changed since the lock was made.
     if digests != job["expected"]:
@@ -57,7 +64,8 @@ async def _install(job: dict[str, Any]) -> None:
     )
 
 
-async def _solved(job: dict[str, Any]) -> list[Any]:
+async def _solved_records(job: dict[str, Any]) -> list[Any]:
+    """Return rattler's records of the packages that the specs need, from the job's channel."""
     records: list[Any] = await rattler.solve(
         [job["channel_url"]],
         job["specs"],
