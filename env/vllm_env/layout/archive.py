@@ -83,6 +83,7 @@ class Archive(Layout):
         self, packed: Packed, triton: Path | None, scratch: Path, *, keep: bool = False
     ) -> Generator[Tree, None, None]:
         """Unpack the archive as Triton does."""
+        # A manifest may lack the size. Then estimate it.
         unpacked = packed.environment.unpacked or 5 * tree_size(packed.path)
         # A tenth more, for folders and the last blocks of files.
         require_space(scratch, unpacked * 11 // 10, "unpacking the archive")
@@ -124,9 +125,9 @@ def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int
         VllmEnvError: Triton would refuse the archive, for the reason in the message.
     """
     folder.mkdir(parents=True)
-    answer = _replay(archive, folder, triton)
+    answer = _unpack_as_triton(archive, folder, triton)
     if "refused" in answer:
-        raise _explained(archive, answer["refused"])
+        raise _refusal_error(archive, answer["refused"])
     if members and answer["members"] != members:
         raise VllmEnvError(
             f"{archive} holds {answer['members']} members, and not the {members} that were packed.",
@@ -135,7 +136,15 @@ def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int
         )
 
 
-def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
+def _unpack_as_triton(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
+    """Run libarchive_worker.py on an archive, and return its answer.
+
+    Returns:
+        ``{"members": NUMBER}``, or ``{"refused": …}`` with the answer of its ``Refused``.
+
+    Raises:
+        VllmEnvError: there is no libarchive.
+    """
     own = sorted(triton.absolute().glob("lib/libarchive*.so.13*")) if triton else []
     library = str(own[0]) if own else ctypes.util.find_library("archive")
     if library is None:
@@ -147,7 +156,7 @@ def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
     packages = Path(__file__).resolve().parents[2]
     variables = {"LIBARCHIVE": library, "PYTHONPATH": str(packages)}
     if own:
-        # Its libraries are next to it.
+        # The libraries that it needs are next to it.
         variables["LD_LIBRARY_PATH"] = str(own[0].parent)
     worker = [sys.executable, "-m", "vllm_env.layout.libarchive_worker"]
     output = run(
@@ -160,7 +169,11 @@ def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
     return answer
 
 
-def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
+def _refusal_error(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
+    """Return the error for an archive that libarchive refuses, with the message's meaning.
+
+    ``refused`` is the answer of libarchive_worker.py's ``Refused``.
+    """
     message = refused["message"]
     # A message may fit several patterns. The first one gives the cause and the remedy.
     meaning = next((text for pattern, text in _MEANING.items() if re.search(pattern, message)), "")

@@ -19,7 +19,7 @@ def parts_folder(archive: Path) -> Path:
 
 
 def file_record(record: EnvironmentRecord) -> dict[str, Any]:
-    """Return the facts to record about a packed file."""
+    """Return what is recorded about a packed file: its digest, sizes in bytes, and members."""
     # The code that unpacks the parts reads them by these names.
     return {
         "sha256": record.sha256,
@@ -36,10 +36,11 @@ def find_packed(cache: Cache, key: str, files: tuple[str, ...]) -> Packed | None
     """
     target = cache.path("archives", f"{key}.tar.gz")
     # The cache finds an entry's files by this name.
-    facts = target.with_name(f"{key}.json")
-    if not facts.is_file():
+    record_file = target.with_name(f"{key}.json")
+    if not record_file.is_file():
         return None
-    document = json.loads(facts.read_text())
+    document = json.loads(record_file.read_text())
+    # What stays in the document describes the archive.
     parts = document.pop("parts", ())
     sizes = {parts_folder(target) / part["name"]: part["size"] for part in parts}
     sizes[target] = document["size"]
@@ -47,7 +48,8 @@ def find_packed(cache: Cache, key: str, files: tuple[str, ...]) -> Packed | None
         return None
     # Not the archive: repositories have links to it, and Triton extracts it again when its time
     # changes.
-    touch(facts)
+    touch(record_file)
+    # A record's name is the path in the model's folder.
     records = []
     for part in parts:
         part["name"] = f"{files[0]}/{part['name']}"
@@ -56,18 +58,24 @@ def find_packed(cache: Cache, key: str, files: tuple[str, ...]) -> Packed | None
 
 
 def keep_packed(cache: Cache, file: Path, records: tuple[EnvironmentRecord, ...]) -> Packed:
-    """Move a staged archive and its parts into the cache."""
+    """Move a staged archive and its parts into the cache.
+
+    Args:
+        cache: the cache.
+        file: the archive; its parts are in the folder ``parts_folder(file)``.
+        records: those of the archive and of the parts, in this order.
+    """
     first, *parts = records
     document = file_record(first)
     if parts:
         document["parts"] = [{"name": Path(part.name).name, **file_record(part)} for part in parts]
-    facts = file.with_name(f"{file.name.removesuffix('.tar.gz')}.json")
-    facts.write_text(json.dumps(document))
+    record_file = file.with_name(f"{file.name.removesuffix('.tar.gz')}.json")
+    record_file.write_text(json.dumps(document))
     target = cache.path("archives", file.name)
     target.parent.mkdir(parents=True, exist_ok=True)
     if parts:
         put_in_place(parts_folder(file), parts_folder(target))
     file.replace(target)
-    # The facts go last: an entry without them counts as incomplete.
-    facts.replace(target.with_name(facts.name))
+    # This file goes last: an entry without it counts as incomplete.
+    record_file.replace(target.with_name(record_file.name))
     return Packed(target, records)

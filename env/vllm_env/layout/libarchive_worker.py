@@ -54,6 +54,12 @@ for _function in (
 def _check(call: str, status: int, handle: int, member: str) -> bool:
     """Return whether more data follows after a call with this status.
 
+    Args:
+        call: the name of the call, for the error.
+        status: its result.
+        handle: the archive, which has libarchive's message.
+        member: the name of the member, for the error.
+
     Raises:
         Refused: the status is neither ARCHIVE_OK nor ARCHIVE_EOF.
     """
@@ -96,6 +102,8 @@ def unpack(archive: str, folder: str) -> int:
 
 
 def _copy_data(source: int, sink: int, name: str) -> None:
+    """Copy the content of the member ``name`` from the archive to the file on the disk."""
+    # libarchive sets these for each block: its bytes, their number, and their place in the file.
     data = ctypes.c_void_p()
     size = ctypes.c_size_t()
     offset = ctypes.c_longlong()

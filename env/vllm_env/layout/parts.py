@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ class Parts(Archive):
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"
             parts = _write_parts(contents, parts_folder(file))
-            _describe(contents, prefix, parts, unpacked)
+            _add_unpacker(contents, prefix, parts, unpacked)
             digest = write_archive(contents.base, file)
             first = EnvironmentRecord(
                 name=self.environment,
@@ -100,6 +100,7 @@ class Parts(Archive):
         If the prefix is here, its files are compared with those of the parts, and linked.
         """
         parts = parts_folder(packed.path)
+        # As in Archive.open().
         unpacked = packed.environment.unpacked or 5 * (tree_size(packed.path) + tree_size(parts))
         # A tenth more, for folders, the last blocks of files, and the small archive.
         require_space(scratch, unpacked * 11 // 10, "unpacking the parts")
@@ -109,7 +110,11 @@ class Parts(Archive):
         yield Tree(small, complete=False)
         report.step("parts")
         unpack_into = partial(_unpack_parts, small, parts, packed.prefix)
-        with unpacked_for_servers(small, unpack_into) if keep else nullcontext() as kept:
+        # None is no folder of the servers: the parts are then unpacked into the scratch folder.
+        place: AbstractContextManager[Path | None] = nullcontext()
+        if keep:
+            place = unpacked_for_servers(small, unpack_into)
+        with place as kept:
             whole = kept or scratch / "1"
             if not kept:
                 whole.mkdir()
@@ -128,7 +133,10 @@ class Parts(Archive):
     def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
         """Return 0 if all files can be links to the cache's files."""
         archive = super().bytes_to_copy(environment, receiver)
-        return archive and archive + tree_size(parts_folder(environment))
+        # The parts are on the same file system as the archive.
+        if archive == 0:
+            return 0
+        return archive + tree_size(parts_folder(environment))
 
     def extracted_space(self, profile: str) -> int:
         """Return 0: the small archive needs little."""
@@ -141,7 +149,13 @@ class Parts(Archive):
 
 @dataclass
 class PartsContents(TarContents):
-    """The contents of the small archive and the parts; conda-pack's ``Packer`` adds the files."""
+    """The contents of the small archive and the parts; conda-pack's ``Packer`` adds the files.
+
+    Attributes:
+        base: the contents of the small archive.
+        parts: those of each part.
+        modules: the modules and packages in the parts, by their top-level names.
+    """
 
     base: TarContents = field(default_factory=lambda: TarContents(LEFT_OUT))
     parts: list[TarContents] = field(default_factory=list)
@@ -156,22 +170,34 @@ class PartsContents(TarContents):
         self._contents_for(target, len(data)).add_bytes(source, data, target)
 
     def _contents_for(self, target: str, size: int) -> TarContents:
-        """Return where a file belongs: the small archive, the last part or a new part."""
+        """Return where a file belongs: the small archive, the last part or a new part.
+
+        Note its module in ``modules`` if it is in a part.
+
+        Args:
+            target: the file's path in the environment.
+            size: its bytes.
+        """
+        # The first folder or file below site-packages; "" for a file outside of it.
         name = target.partition("/site-packages/")[2].partition("/")[0]
         if not name or name.startswith(_IN_BASE):
             return self.base
-        # The import of these modules unpacks the parts (parts_finder.py).
+        # The import of these modules unpacks the parts (parts_finder.py). A name with a dot is a
+        # file, or a folder such as torch-2.9.0.dist-info.
         module = name.partition(".")[0]
         is_module = name == module or name.endswith((".py", ".so"))
         if is_module and module.isidentifier() and module != "__pycache__":
             self.modules.add(module)
         # A file that is larger than a part has a part of its own.
-        if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > _PART_BYTES):
-            self.parts.append(TarContents())
-        return self.parts[-1]
+        last = self.parts[-1] if self.parts else None
+        if last is None or (last.pieces and last.size + size > _PART_BYTES):
+            last = TarContents()
+            self.parts.append(last)
+        return last
 
 
 def _write_parts(contents: PartsContents, folder: Path) -> tuple[EnvironmentRecord, ...]:
+    """Write each part as a file of the new ``folder``, and return the files' records."""
     folder.mkdir()
     # Whatever the umask: the server may run as another user.
     folder.chmod(0o755)
@@ -194,10 +220,13 @@ def _write_parts(contents: PartsContents, folder: Path) -> tuple[EnvironmentReco
     return tuple(records)
 
 
-def _describe(
+def _add_unpacker(
     contents: PartsContents, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int
 ) -> None:
-    """Add the code that unpacks the parts, and their list, to the small archive."""
+    """Add the code that unpacks the parts, and their list, to the small archive.
+
+    ``unpacked`` is the size of the whole environment in bytes.
+    """
     packages = site_packages(prefix.path).relative_to(prefix.path)
     document = {
         # The unpacked folder's name. Models with the same environment share the folder.
@@ -212,7 +241,7 @@ def _describe(
     files["01_vllm_env_parts.pth"] = b"import _vllm_env_parts\n"
     files[parts_unpack.DESCRIPTION] = json.dumps(document).encode()
     for name, data in files.items():
-        # They get the mode of this file, which is not executable.
+        # They get the mode of this very file, which is not executable.
         contents.base.add_bytes(__file__, data, f"{packages}/{name}")
 
 
@@ -221,9 +250,15 @@ def _unpack_parts(
 ) -> None:
     """Let the small archive's own code unpack the whole environment into an empty folder.
 
-    The descriptor of a lock stays open in each process that writes to the folder.
+    Args:
+        small: the extracted small archive.
+        parts: the folder of the parts.
+        prefix: what they were packed from; None if it is not here.
+        folder: the empty folder.
+        lock: the descriptor of a locked file, which stays open in each process that writes to the
+            folder; None for no lock.
     """
-    # Only what there is: an older model's code may not know both.
+    # Without those that are None: the code of an older model may not know both.
     options = {"lock": lock, "packed": prefix and str(prefix)}
     options = {name: value for name, value in options.items() if value is not None}
     # -B: bytecode written here would name this machine's folders, and become a part of the whole

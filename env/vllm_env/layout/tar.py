@@ -92,6 +92,15 @@ class TarContents:
         self._append(data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
 
     def _header(self, name: str, kind: bytes, mode: int, *, size: int = 0, link: str = "") -> None:
+        """Begin a member: add its header, which tells nothing of the user and the time of packing.
+
+        Args:
+            name: the member's path.
+            kind: tarfile's type of it.
+            mode: its mode.
+            size: the bytes that follow the header.
+            link: where a symbolic link leads.
+        """
         member = tarfile.TarInfo(name)
         member.type = kind
         member.mode = mode
@@ -108,6 +117,7 @@ class TarContents:
     def chunks(self) -> list[list[Piece]]:
         """Return the archive's bytes in chunks of 4 MiB; only the last one may be smaller."""
         chunks: list[list[Piece]] = [[]]
+        # The bytes that the last chunk still lacks.
         room = CHUNK_BYTES
         # Two empty blocks end a tar archive.
         for piece in [*self.pieces, b"\0" * (2 * tarfile.BLOCKSIZE)]:
@@ -119,6 +129,7 @@ class TarContents:
                 if room == 0:
                     chunks.append([])
                     room = CHUNK_BYTES
+        # The last one is empty if the archive ends with a full chunk.
         return [chunk for chunk in chunks if chunk]
 
 
@@ -150,10 +161,10 @@ def compress_chunk(chunk: list[Piece]) -> bytearray:
     if not hasattr(_local, "buffer"):
         _local.buffer = memoryview(bytearray(CHUNK_BYTES))
     data = read_chunk(chunk, _local.buffer)
-    size = len(data)
-    level = _GZIP_LEVEL_INSIDE_A_FILE if len(chunk) == 1 else _GZIP_LEVEL
+    is_inside_a_file = len(chunk) == 1
+    level = _GZIP_LEVEL_INSIDE_A_FILE if is_inside_a_file else _GZIP_LEVEL
     compressed = deflate.gzip_compress(data, level)
-    if len(compressed) > _MAX_DEFLATED_SHARE * size:
+    if len(compressed) > _MAX_DEFLATED_SHARE * len(data):
         return deflate.gzip_compress(data, _STORED_LEVEL)
     return compressed
 
@@ -198,13 +209,15 @@ def contents_of(prefix: Path, into: TarContents | None = None) -> TarContents:
         for file in environment:
             # The prefix's file, not the copy in the package cache.
             file.source = os.path.join(prefix, file.target)  # noqa: PTH118
-            # relocate.py has already removed the prefix's path, so conda-pack need not read each
-            # file to search for it. The few files of conda-meta keep conda-pack's own treatment.
+            # Without a mode, conda-pack does not read the file to search for the prefix's path:
+            # relocate.py has already removed it. The few files of conda-meta keep conda-pack's own
+            # treatment.
             if not file.target.startswith("conda-meta/"):
                 file.file_mode = None
             packer.add(file)
         for bytecode in _unlisted_bytecode(prefix, {file.target for file in environment}):
             contents.add(str(prefix / bytecode), bytecode)
+        # Adds the files that conda-pack writes itself.
         packer.finish()
     except CondaPackException as error:
         raise VllmEnvError(

@@ -32,8 +32,8 @@ def unpacked_for_servers(
 
     Args:
         small: the extracted small archive. It has the list of the parts.
-        unpack: unpacks the parts into an empty folder. It also takes the lock's descriptor, for
-            the programs that write there.
+        unpack: unpacks the parts into an empty folder. It also takes the descriptor of the
+            environment's lock, for the programs that write there.
 
     Yields:
         The environment. None if it is there already, or if no folder can take it.
@@ -41,17 +41,20 @@ def unpacked_for_servers(
     description = json.loads((site_packages(small) / parts_unpack.DESCRIPTION).read_text("utf-8"))
     key = description["key"]
     with ExitStack() as until_checked:
+        # 1) Choose the folder and lock it, unless a server has the environment already.
         tree = None if _is_there(key) else _make_room(description)
         lock = None
         if tree:
             # An error: a server unpacks it at this moment.
             with suppress(OSError):
                 lock = until_checked.enter_context(parts_places.locked(str(tree)))
+        # A server may have unpacked it before this process had the lock.
         if tree is None or lock is None or parts_places.is_whole(str(tree)):
             yield None
             return
+        # 2) Unpack under another name, so that no server uses an unfinished folder.
         report.step(f"unpacking into {tree.parent}")
-        # A build or a start that was killed has left them.
+        # A build or a start that was killed has left these.
         for folder in parts_places.folders_of(str(tree)):
             shutil.rmtree(folder, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=tree.parent))
@@ -59,17 +62,17 @@ def unpacked_for_servers(
             unpack(staging, lock)
             parts_places.mark(str(staging), synced=False)
             staging.rename(tree)
-            # Shared with the servers that use it: nobody removes it meanwhile.
+            # Shared with the servers that use it: no process removes it meanwhile.
             fcntl.flock(lock, fcntl.LOCK_SH)
             yield tree
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
-            # A server of an earlier model with the same environment may use it.
+            # If a server uses it already, the exclusive lock cannot be taken, and it stays.
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(tree, ignore_errors=True)
             raise
-    # As a model's start does it, while the build goes on.
+    # 3) Have the disk write it while the build goes on, as a model's start does it.
     threading.Thread(
         target=parts_places.sync, args=(str(tree),), name=SYNC_THREAD, daemon=True
     ).start()
@@ -87,14 +90,15 @@ def require_places(needed: int, purpose: str) -> None:
     """
     free = {}
     for place in local_places():
-        # A start uses this one, or removes it for the new one. A folder that this user cannot read
-        # has none.
+        # An OSError: this user cannot read the folder.
         with suppress(OSError):
+            # An environment is at the name of its lock. If there is any, a start uses it, or
+            # removes it for its own.
             locks = place.glob("*.lock")
             if any(parts_places.is_whole(str(lock.with_suffix(""))) for lock in locks):
                 return
         free[place] = free_space(place)
-    # Without any, the server's log names the reason for each folder.
+    # Without any folder, the server's log names the reason for each one.
     if free and max(free.values()) < needed:
         listed = ", ".join(f"{space / 1e9:.1f} GB in {place}" for place, space in free.items())
         raise VllmEnvError(

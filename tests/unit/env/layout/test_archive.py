@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.small_fixtures import copy_slim
-from vllm_env.layout.archive import _explained
+from vllm_env.layout.archive import _refusal_error
 from vllm_env.layout.tar import contents_of, write_archive
 from vllm_env.prefix.relocate import make_relocatable, site_packages
 
@@ -97,6 +97,6 @@ def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypa
 def test_cause_and_remedy_belong_together(message: str, cause: str, remedy: str) -> None:
     """A message may look like two faults; the remedy is that of the cause which is named."""
     refused = {"message": message, "call": "archive_read_next_header", "status": -30, "member": "lib/a"}
-    error = _explained(Path("env.tar.gz"), refused)
+    error = _refusal_error(Path("env.tar.gz"), refused)
     assert cause in error.cause
     assert remedy in error.remedy
