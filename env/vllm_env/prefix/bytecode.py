@@ -46,9 +46,15 @@ class _Group:
     key: str
 
     def compiled(self, tag: str) -> list[str]:
-        """Return the paths of the bytecode, relative to the prefix, in the order of the sources."""
-        folders_and_names = map(os.path.split, self.sources)
-        return [f"{f}/__pycache__/{name[:-3]}.{tag}.pyc" for f, name in folders_and_names]
+        """Return the paths of the bytecode, relative to the prefix, in the order of the sources.
+
+        ``tag`` is the interpreter's, such as ``cpython-311``.
+        """
+        paths = []
+        for folder, name in map(os.path.split, self.sources):
+            stem = name.removesuffix(".py")
+            paths.append(f"{folder}/__pycache__/{stem}.{tag}.pyc")
+        return paths
 
 
 def compile_prefix(
@@ -64,31 +70,34 @@ def compile_prefix(
     """
     tag = "cpython-" + "".join(python.split(".")[:2])
     groups = _groups(prefix, python, installed)
-    new = [group for group in groups if not _take(workspace, prefix, group, tag)]
+    new = [group for group in groups if not _link_cached(workspace, prefix, group, tag)]
     if new:
         _compile(prefix, new)
     for group in new:
-        _keep(workspace, prefix, group, tag)
+        _add_to_cache(workspace, prefix, group, tag)
 
 
 def _groups(prefix: Path, python: str, installed: Mapping[Distribution, Owned]) -> list[_Group]:
-    place = site_packages(prefix).relative_to(prefix)
-    left = set(_sources(prefix))
+    """Return the sources of a prefix, grouped by the wheel that owns them."""
+    packages = site_packages(prefix).relative_to(prefix)
+    remaining = set(_sources(prefix))
     groups = []
     # Sorted: the installed wheels are in the order of a folder, which may differ.
     for name in sorted(installed):
-        own = sorted(left.intersection(f"{place}/{path}" for path in installed[name].files))
+        files = (f"{packages}/{path}" for path in installed[name].files)
+        own = sorted(remaining.intersection(files))
         if own:
             groups.append(_Group(tuple(own), _key(prefix, python, own)))
-            left.difference_update(own)
+            remaining.difference_update(own)
     # The interpreter's sources, and the few that the builder writes.
-    if rest := sorted(left):
+    if rest := sorted(remaining):
         groups.append(_Group(tuple(rest), _key(prefix, python, rest)))
     return groups
 
 
 def _key(prefix: Path, python: str, files: list[str]) -> str:
-    # Of the installed files: a wheel's RECORD may have outdated digests.
+    """Return the key in the cache of the bytecode of sources, named relative to ``prefix``."""
+    # From the installed files: a wheel's RECORD may have outdated digests.
     digest = hashlib.sha256(f"{_FORMAT} {python} {NEUTRAL_PREFIX} {EPOCH}".encode())
     for file in files:
         digest.update(os.fsencode(f"\0{file}\0"))
@@ -99,6 +108,7 @@ def _key(prefix: Path, python: str, files: list[str]) -> str:
 
 
 def _sources(prefix: Path) -> list[str]:
+    """Return the Python sources of a prefix, relative to it."""
     paths = []
     for folder, _, files in os.walk(prefix / "lib"):
         inner = os.path.relpath(folder, prefix)
@@ -106,10 +116,11 @@ def _sources(prefix: Path) -> list[str]:
     return paths
 
 
-def _take(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> bool:
-    """Link a group's bytecode from the cache; return whether the cache has it."""
+def _link_cached(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> bool:
+    """Link a group's bytecode from the cache into the prefix; return whether the cache has it."""
     entry = workspace.cache.path("bytecode", group.key)
-    # If an entry's removal was interrupted, the list or other files are missing.
+    # The files are named by the numbers of their sources in the group. If an entry's removal was
+    # interrupted, the list of the numbers or other files are missing.
     try:
         present = {file.name for file in entry.iterdir()}
         numbers = json.loads((entry / _LIST_NAME).read_text("utf-8"))
@@ -131,8 +142,8 @@ def _take(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> bool:
     return True
 
 
-def _keep(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> None:
-    """Link a group's bytecode into the cache."""
+def _add_to_cache(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> None:
+    """Link a group's bytecode from the prefix into the cache."""
     with workspace.cache.staging() as staging:
         entry = staging / "entry"
         entry.mkdir()
@@ -147,14 +158,16 @@ def _keep(workspace: Workspace, prefix: Path, group: _Group, tag: str) -> None:
 
 
 def _compile(prefix: Path, groups: list[_Group]) -> None:
+    """Compile the sources of groups with the prefix's interpreter, on all cores."""
     chunks = [
         group.sources[start : start + _CHUNK_FILES]
         for group in groups
         for start in range(0, len(group.sources), _CHUNK_FILES)
     ]
     # -S: neither the user's packages nor the environment's own hook take part. Not -I, which also
-    # ignores the hash seed. So the user's variables go, such as PYTHONPYCACHEPREFIX.
+    # ignores the hash seed.
     program = [prefix / "bin" / "python", "-S", inside.FOLDER / "compile_tree.py"]
+    # Empty values remove the user's variables, such as PYTHONPYCACHEPREFIX.
     variables = {name: "" for name in os.environ if name.startswith("PYTHON")}
     # Python 3.10 writes a set of constants in the order of its hashes. Without a fixed seed, the
     # bytecode would differ from build to build. Python 3.11 and newer sort the set.
@@ -171,7 +184,7 @@ def _compile(prefix: Path, groups: list[_Group]) -> None:
 
 
 def _show_compiled(line: str) -> None:
-    # compile_tree.py prints "DONE TOTAL" after each chunk of files.
+    """Show the progress that compile_tree.py prints: ``DONE TOTAL`` after each chunk of files."""
     progress = re.fullmatch(r"(\d+) (\d+)", line.strip())
     if progress:
         done, total = map(int, progress.groups())

@@ -92,6 +92,8 @@ def foreign_libraries(prefix: Path) -> dict[str, Path]:
     the prefix, such as ``lib/libnuma.so.1``.
     """
     packages = site_packages(prefix)
+    # The files of wheels, then those of conda's packages, relative to the prefix. A RECORD may have
+    # paths such as ../../../bin/NAME.
     owned = {
         posixpath.normpath(packages.relative_to(prefix) / path)
         for distribution in read_installed(packages).values()
@@ -99,14 +101,15 @@ def foreign_libraries(prefix: Path) -> dict[str, Path]:
     }
     for record in prefix.glob("conda-meta/*.json"):
         package = json.loads(record.read_text("utf-8"))
-        if not package["build"].startswith(LOCAL_CHANNEL):
+        is_from_machine = package["build"].startswith(LOCAL_CHANNEL)
+        if not is_from_machine:
             owned.update(package["files"])
     libraries = {f"lib/{file.name}": file for file in (prefix / "lib").glob("lib*.so*")}
     return {
-        place: file
-        for place, file in libraries.items()
+        path: file
+        for path, file in libraries.items()
         # libpython is the interpreter itself.
-        if place not in owned and not file.is_symlink() and not file.name.startswith("libpython")
+        if path not in owned and not file.is_symlink() and not file.name.startswith("libpython")
     }
 
 
@@ -157,7 +160,7 @@ def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned])
 
 
 def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> str:
-    """Return a sentence about the distributions that require ``wanted``, or ""."""
+    """Return a sentence that names distributions that require ``wanted``; "" if none does."""
     askers = set()
     for distribution, contents in owned.items():
         for text in contents.requires:
@@ -178,10 +181,14 @@ def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> str:
 def _remedy(
     one: Distribution, other: Distribution, count: int, owned: Mapping[Distribution, Owned]
 ) -> str:
-    """Return the constraint that most probably helps."""
+    """Return the constraint that most probably helps if two distributions clash.
+
+    ``count`` is the number of files that both own with different contents.
+    """
     # Two builds of one project, such as opencv-python and opencv-python-headless, share at least
     # half of their files.
-    if 2 * count >= max(len(owned[one].files), len(owned[other].files)):
+    share_half = 2 * count >= max(len(owned[one].files), len(owned[other].files))
+    if share_half:
         return (
             f'They are two builds of one project: leave one out (drop = ["{other.name}"] in the '
             "spec)."
@@ -190,7 +197,8 @@ def _remedy(
     # package contains files that later became a package of their own. A release of the newer
     # generation no longer has these files.
     older, newer = sorted((one, other), key=_major)
-    if _major(older) < _major(newer) and older.name.split("-")[0] == newer.name.split("-")[0]:
+    is_one_family = older.name.split("-")[0] == newer.name.split("-")[0]
+    if is_one_family and _major(older) < _major(newer):
         return (
             "They are of two generations, which do not mix: "
             f"add --with '{older.name}>={_major(newer)}'."

@@ -46,8 +46,15 @@ class AddedLibrary:
 def find_library(
     soname: str, vendored: Path | None = None, folders: tuple[Path, ...] = STANDARD_FOLDERS
 ) -> Path | None:
-    """Return the file of a library for this machine's architecture; None if it is not found."""
-    # The driver's libraries must match the driver of the machine that serves, not of this one.
+    """Return the file of a library for this machine's architecture; None if it is not found.
+
+    Args:
+        soname: the library's name.
+        vendored: a Triton root's folder of libraries, which is searched first.
+        folders: searched last, after ldconfig's cache.
+    """
+    # The driver's libraries must match the driver of the machine that serves, not of this one. A
+    # name with a folder is not searched for.
     if soname in DRIVER_LIBRARIES or "/" in soname:
         return None
     candidates = []
@@ -135,14 +142,14 @@ def add_libraries(
         section = read_dynamic_section(file)
         # patchelf would otherwise convert a DT_RPATH to a DT_RUNPATH, which does not apply to the
         # dependencies of dependencies.
-        kind = ["--force-rpath"] if section and section.rpath else []
+        keep_rpath = ["--force-rpath"] if section and section.rpath else []
         run_path = f"$ORIGIN/{os.path.relpath(folder, file.parent)}"
-        _patch(file, file, *kind, "--add-rpath", run_path)
+        _patch(file, file, *keep_rpath, "--add-rpath", run_path)
     return tuple(copies)
 
 
 def _patch(source: Path, target: Path, *options: str) -> None:
-    """Write a changed copy of a library and rename it to ``target``."""
+    """Write a copy of a library, changed by patchelf with ``options``, to ``target``."""
     # Not in place: the target may be a hard link into uv's cache.
     temporary = target.with_name(f".{target.name}.new")
     shutil.copyfile(source, temporary)

@@ -178,8 +178,8 @@ def find_needed_libraries(
     for path, section in sections.items():
         file = os.path.relpath(path, root)
         for library in section.needed:
-            present = library in names or outside(library, profile)
-            if not present and not tolerated(file, library, rules):
+            is_present = library in names or outside(library, profile)
+            if not is_present and not tolerated(file, library, rules):
                 missing.append(Need(file, library))
     glibc = max((section.glibc for section in sections.values()), default=())
     return NeededLibraries(tuple(sorted(missing)), glibc)

@@ -132,6 +132,11 @@ def build_space(lock: Lock) -> int:
 
 
 def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Path) -> None:
+    """Install the wheels of a lock into a prefix with uv; ``staging`` is for temporary files.
+
+    Raises:
+        VllmEnvError: a wheel is not found, or cannot be installed.
+    """
     requirements = staging / "requirements.txt"
     report.step(f"{len(lock.wheels)} wheels", fraction=0.05)
     command = [
@@ -145,6 +150,7 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
         command += ["--index", index]
 
     def install(wheels: Sequence[LockedWheel]) -> None:
+        """Install the wheels; those that by_hash() has fetched name their file."""
         requirements.write_text(requirements_of(wheels), "utf-8")
         workspace.network.uv(
             command,
@@ -159,7 +165,13 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
 
 
 def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> None:
-    """Pack libraries that the environment needs, but no wheel contains: vLLM's libnuma.so.1."""
+    """Copy libraries into a prefix that it needs and no wheel contains, such as libnuma.so.1.
+
+    They come from ``vendored``, a Triton root's folder of libraries, or from this machine.
+
+    Raises:
+        VllmEnvError: neither has one of them.
+    """
     needs = find_needed_libraries(prefix, profile)
     libraries = with_dependencies(needs.missing_libraries, prefix, vendored)
     copies = add_libraries(libraries, prefix, needs.missing)

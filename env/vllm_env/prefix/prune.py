@@ -93,6 +93,7 @@ def prune(prefix: Path, rules: tuple[Rule, ...]) -> None:
 def _matches(prefix: Path, rules: tuple[Rule, ...]) -> Iterator[tuple[Path, Rule]]:
     """Yield files and folders of a prefix with the first rule that matches them."""
     compiled = [(re.compile(rule.pattern), rule) for rule in rules]
+    # The patterns are for the path relative to the prefix, which begins here.
     start = len(f"{prefix}/")
     for folder, folders, files in os.walk(prefix):
         for name in [*files, *folders]:
@@ -102,7 +103,8 @@ def _matches(prefix: Path, rules: tuple[Rule, ...]) -> Iterator[tuple[Path, Rule
             rule = next(matches, None)
             if rule is None:
                 continue
-            if rule.inside and (name in folders or name.endswith(NEVER_ELF)):
+            has_symbols = name not in folders and not name.endswith(NEVER_ELF)
+            if rule.inside and not has_symbols:
                 continue
             if name in folders:
                 # os.walk then does not enter the folder, which the caller removes.

@@ -52,7 +52,7 @@ def site_packages(prefix: Path) -> Path:
 
 
 def install_runtime(prefix: Path, identity: str) -> None:
-    """Install the start-up hook and the variable that it sets.
+    """Install the start-up hook, the variable that it sets, ``activate`` and the C compiler.
 
     Args:
         prefix: the environment.
@@ -70,7 +70,7 @@ def install_runtime(prefix: Path, identity: str) -> None:
     # archive. No package of the conda layer has activate.d scripts.
     for name in ("activate", "deactivate"):
         shutil.copyfile(_SCRIPTS / name, programs / name)
-    _guard(packages)
+    _install_guard(packages)
     shutil.copyfile(inside.FOLDER / "runtime_hook.py", packages / f"{_MODULE}.py")
     (packages / _PTH).write_text(f"import {_MODULE}\n")
     # Compiled kernels include headers of this environment. By default, torch would share them with
@@ -80,15 +80,15 @@ def install_runtime(prefix: Path, identity: str) -> None:
     variables.write_text(f"TORCHINDUCTOR_CACHE_DIR={kernels}\n", "utf-8")
 
 
-def _guard(packages: Path, machine: str = platform.machine()) -> None:
+def _install_guard(packages: Path, machine: str = platform.machine()) -> None:
     """Let an environment for Arm say what it is for if another kind of machine loads it.
 
     Environments for x86-64 say nothing: their archives stay as they were before there were two.
     """
     if machine == AMD64.machine:
         return
-    # A server's own stub starts there, and imports NumPy before model.py. It would fail with
-    # NumPy's words. A stub in the model's folder does not start at all.
+    # A server's own stub starts on the other machine, and imports NumPy before model.py. Without
+    # this, it would fail with NumPy's words. A stub in the model's folder does not start at all.
     refusal = f'(os.write(2, b"{_WRONG_MACHINE}\\n"), os._exit(1))'
     check = f'import os; os.uname().machine == "{machine}" or {refusal}\n'
     (packages / _GUARD).write_text(check)
@@ -140,11 +140,11 @@ def set_times(prefix: Path) -> None:
 
 
 def _rewrite_scripts(prefix: Path) -> set[str]:
-    """Make the scripts start the interpreter next to them; return the changed scripts."""
-    place = re.escape(str(prefix))
-    direct = rf"#!{place}/bin/python[\d.]*[^\n]*\n"
+    """Make the scripts start the interpreter next to them; return the paths of the changed ones."""
+    folder = re.escape(str(prefix))
+    direct = rf"#!{folder}/bin/python[\d.]*[^\n]*\n"
     # uv writes this form if the line would be longer than 127 bytes, the limit of the kernel.
-    by_shell = rf"#!/bin/sh\n'''exec' '?{place}[^\n]*\n' '''\n"
+    by_shell = rf"#!/bin/sh\n'''exec' '?{folder}[^\n]*\n' '''\n"
     first_lines = re.compile(rf"\A(?:{direct}|{by_shell})".encode())
     scripts = set()
     for script in (prefix / "bin").iterdir():
@@ -169,6 +169,7 @@ def _rewrite_conda_record(file: Path, prefix: Path) -> None:
     # conda-pack takes the list of files from this record, and refuses a prefix that lacks one.
     record["files"] = [name for name in record["files"] if os.path.lexists(prefix / name)]
     present = set(record["files"])
+    # conda's own list of the files, with their digests.
     paths = record.setdefault("paths_data", {})
     paths["paths"] = [
         _updated(entry, prefix / entry["_path"])
@@ -187,10 +188,17 @@ def _updated(entry: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _rewrite_record(record: Path, packages: Path, scripts: set[str]) -> None:
-    """Sort the rows, omit removed files, and update the digests of changed files."""
+    """Sort the rows of a wheel's RECORD, omit removed files, and update those of changed files.
+
+    Args:
+        record: the RECORD.
+        packages: ``site-packages``, which contains the paths.
+        scripts: the changed scripts.
+    """
     rows = []
     for row in csv.reader(io.StringIO(record.read_text("utf-8"))):
-        # Some wheels have rows of two columns, or empty lines. pip takes them, and so they stay.
+        # A row has the path, the digest and the size. Some wheels have rows of two columns, or
+        # empty lines. pip takes them, and so they stay.
         path, _, size = (*row, "", "", "")[:3]
         # Strings, not Paths, which are slower for 60,000 rows.
         file = os.path.normpath(f"{packages}/{path}")
@@ -202,8 +210,8 @@ def _rewrite_record(record: Path, packages: Path, scripts: set[str]) -> None:
                 rows.append(row)
             continue
         # prune.py changes the size of a file. A script may have its old size by chance.
-        has_changed = size.isdecimal() and int(size) != length
-        if has_changed or file in scripts:
+        has_other_size = size.isdecimal() and int(size) != length
+        if has_other_size or file in scripts:
             data = Path(file).read_bytes()
             sha256 = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             rows.append([path, f"sha256={sha256}", str(len(data))])

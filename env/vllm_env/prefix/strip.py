@@ -122,7 +122,7 @@ def strip_symbols(file: Path) -> int:
         return 0
     with file.open("rb") as stream:
         try:
-            elf = _read(stream)
+            elf = _read_elf(stream)
             dropped = _droppable(elf)
             if sum(elf.sections[i].size for i in dropped) < _MIN_FILE_BYTES:
                 return 0
@@ -142,24 +142,32 @@ def strip_symbols(file: Path) -> int:
 
 
 def _require(condition: bool) -> None:  # noqa: FBT001 - reads like a sentence
+    """Raise _UnusualError unless the condition holds."""
     if not condition:
         raise _UnusualError
 
 
-def _read(stream: BinaryIO) -> _Elf:
+def _read_elf(stream: BinaryIO) -> _Elf:
+    """Return the headers of a file.
+
+    Raises:
+        _UnusualError: it is no program or library for one of _MACHINES, or an unusual one.
+        IndexError, ValueError: an index or a name points to nothing.
+    """
+    # 1) The file's header.
     size = stream.seek(0, 2)
     header = _Header(*_FILE.unpack(_at(stream, 0, _FILE.size)))
     _require(header.ident.startswith(_MAGIC))
     _require(header.kind in _LOADABLE and header.machine in _MACHINES)
     _require(header.segment_size == _SEGMENT.size and header.section_size == _SECTION.size)
     _require(header.segments > 0 and 0 < header.names_at < header.sections < _RESERVED)
-
+    # 2) The sections. One of them has the names of all, each ended by a zero byte.
     section_table = _at(stream, header.sections_at, header.sections * _SECTION.size)
     sections = [_Section(*row) for row in _SECTION.iter_unpack(section_table)]
-    texts = sections[header.names_at]
-    strings = _at(stream, texts.offset, texts.size)
+    names_section = sections[header.names_at]
+    strings = _at(stream, names_section.offset, names_section.size)
     names = [strings[s.name : strings.index(b"\0", s.name)] for s in sections]
-
+    # 3) The end of all that a loader reads: headers, segments and loaded sections.
     segments_size = header.segments * _SEGMENT.size
     segment_table = _at(stream, header.segments_at, segments_size)
     segment_ends = [offset + length for offset, length in _SEGMENT.iter_unpack(segment_table)]
@@ -169,6 +177,7 @@ def _read(stream: BinaryIO) -> _Elf:
 
 
 def _at(stream: BinaryIO, offset: int, length: int) -> bytes:
+    """Return ``length`` bytes of a file; _UnusualError if it is shorter."""
     _require(offset + length <= stream.seek(0, 2))
     stream.seek(offset)
     return stream.read(length)
@@ -195,8 +204,14 @@ def _droppable(elf: _Elf) -> set[int]:
 
 
 def _require_known(elf: _Elf, stream: BinaryIO) -> None:
-    """Check that only sections and the section table follow the loaded part."""
-    # Other bytes may be data that a program looks for at the end of its own file.
+    """Check that only sections and the section table follow the loaded part.
+
+    Other bytes may be data that a program looks for at the end of its own file.
+
+    Raises:
+        _UnusualError: there are such bytes.
+    """
+    # Start, end and alignment of each.
     blocks = [
         (s.offset, s.end, s.alignment)
         for s in elf.sections[1:]
@@ -208,16 +223,17 @@ def _require_known(elf: _Elf, stream: BinaryIO) -> None:
     for start, end, alignment in sorted(blocks):
         gap = start - position
         # Between them there may only be the zeros that align the next one.
-        _require(0 <= gap < max(alignment, 1) and _at(stream, position, gap) == bytes(gap))
+        _require(0 <= gap < max(alignment, 1))
+        _require(_at(stream, position, gap) == bytes(gap))
         position = end
     _require(position == elf.size)
 
 
 def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
-    """Return the remaining sections with new numbers.
+    """Return the file without the sections ``dropped``; the others have new numbers.
 
     Raises:
-        _UnusualError: a remaining section refers to a removed one.
+        _UnusualError: they cannot be removed: a remaining section refers to one, or one is loaded.
     """
     _require(all(elf.sections[i].offset >= elf.fixed for i in dropped))
     # Symbols of the dynamic table name their section by number, so the loaded sections must keep
@@ -250,8 +266,10 @@ def _write(elf: _Elf, source: BinaryIO, sink: BinaryIO) -> None:
     _copy(source, sink, elf.fixed)
     # The names of the removed sections go, so every name has a new place.
     strings = b"".join(name + b"\0" for name in elf.names)
+    # The last of these is the end of the last name.
     starts = itertools.accumulate((len(name) + 1 for name in elf.names), initial=0)
     sections = [s._replace(name=start) for s, start in zip(elf.sections, starts, strict=False)]
+    # In the order of the file. Section 0 is a placeholder.
     for i in sorted(range(1, len(sections)), key=lambda i: sections[i].offset):
         section = sections[i]
         if i == elf.header.names_at:
@@ -275,6 +293,7 @@ def _pad(sink: BinaryIO, alignment: int) -> int:
 
 
 def _copy(source: BinaryIO, sink: BinaryIO, length: int) -> None:
+    """Copy ``length`` bytes from the position of one file to that of another."""
     while length:
         # 1 MiB at a time: libraries of CUDA have hundreds of megabytes.
         data = source.read(min(length, 2**20))

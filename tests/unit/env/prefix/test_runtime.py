@@ -15,7 +15,7 @@ import pytest
 from support.patience import LIMIT, pause, wait_for
 from triton_vllm.base.processes import process_space
 from vllm_env.base.machine import AMD64, ARM64
-from vllm_env.prefix.relocate import _GUARD, _guard, install_runtime, site_packages
+from vllm_env.prefix.relocate import _GUARD, _install_guard, install_runtime, site_packages
 
 _ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # as in the stub: nothing mends the locale
 
@@ -265,9 +265,9 @@ def test_a_child_that_the_stub_has_spawned_is_not_taken_apart(prefix: Path, tmp_
 def test_an_environment_for_arm_says_so_on_another_machine(tmp_path: Path) -> None:
     """At the start of a Python that finds the environment's packages, as a server's own stub does; x86-64 has no such file."""
     start = [sys.executable, "-c", f"import site; site.addpackage({str(tmp_path)!r}, {_GUARD!r}, set()); print('started')"]
-    _guard(tmp_path, AMD64.machine)
+    _install_guard(tmp_path, AMD64.machine)
     assert not (tmp_path / _GUARD).exists()
-    _guard(tmp_path, "another")
+    _install_guard(tmp_path, "another")
     done = subprocess.run(start, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"This model was built for {ARM64.name}, and this machine is another one. Build it again")
