@@ -131,8 +131,8 @@ def refuse_target(source: Path, target: Path) -> None:
             cause="adopt never writes into the folder that it reads.",
             remedy=where,
         )
-    # Publishing in place first makes a folder that holds only staging. A build that is killed
-    # then leaves it.
+    # A folder that holds only staging counts as empty, too. A build that publishes in place makes
+    # it first, and leaves it if it is killed.
     is_empty = target.is_dir() and all(
         path.name.startswith(STAGING_PREFIX) for path in target.iterdir()
     )
@@ -156,6 +156,7 @@ def refuse_target(source: Path, target: Path) -> None:
 
 
 def _is_same_or_above(folder: Path, other: Path) -> bool:
+    """Return whether ``other`` is ``folder`` or lies inside it; either may be missing."""
     return folder.exists() and any(
         path.exists() and path.samefile(folder) for path in (other, *other.parents)
     )
@@ -163,6 +164,8 @@ def _is_same_or_above(folder: Path, other: Path) -> bool:
 
 def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:
     """Write the adopted model's files into a new folder, without built files; return the folder.
+
+    ``template`` is this project's own model, whose code it gets.
 
     Raises:
         VllmEnvError: a file cannot be read or copied.
@@ -185,6 +188,7 @@ def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _copy_errors_explained(source: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a VllmEnvError that says what was copied from where."""
     try:
         yield
     except OSError as error:
@@ -196,7 +200,11 @@ def _copy_errors_explained(source: Path) -> Iterator[None]:
 
 
 def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the files to copy, and the files and folders that stay where they are."""
+    """Return the files to copy, and the files and folders that stay where they are.
+
+    ``documents`` has the model's JSON files, in which the paths of its folders are absolute.
+    """
+    # The weights and adapters that the engine loads, among other values.
     named_paths = {
         Path(value)
         for document in documents.values()
@@ -205,6 +213,7 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
     }
     copied: list[Path] = []
     left: list[Path] = []
+    # Folders whose entries are still to be divided.
     waiting = [source]
     while waiting:
         for path in sorted(waiting.pop().iterdir()):
@@ -219,22 +228,25 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
                 left.append(path)
             elif path.is_dir():
                 # A linked folder may be large, or lead back to a folder above.
-                place = left if path.is_symlink() or _holds_weights(path) else waiting
-                place.append(path)
+                stays = path.is_symlink() or _holds_weights(path)
+                group = left if stays else waiting
+                group.append(path)
             # Not a broken link, a FIFO or a socket: copying would fail or wait.
             elif path.is_file():
-                place = left if _is_weights(path) else copied
-                place.append(path)
+                group = left if _is_weights(path) else copied
+                group.append(path)
     return tuple(copied), tuple(left)
 
 
 def _holds_weights(folder: Path) -> bool:
+    """Return whether a file in a folder or below it has weights or is large."""
     return any(
-        _is_weights(Path(place, name)) for place, _, names in os.walk(folder) for name in names
+        _is_weights(Path(inner, name)) for inner, _, names in os.walk(folder) for name in names
     )
 
 
 def _is_weights(file: Path) -> bool:
+    """Return whether a file has weights by its name, or is as large."""
     return file.suffix in WEIGHT_SUFFIXES or (
         file.is_file() and file.stat().st_size > _LARGE_FILE_BYTES
     )
@@ -275,6 +287,7 @@ def _code(folder: Path) -> dict[str, str]:
 
 
 def _unified(name: str, before: str, after: str) -> str:
+    """Return the unified diff of a file's text; "" if both are equal."""
     lines = difflib.unified_diff(
         printable(before).splitlines(),
         printable(after).splitlines(),

@@ -21,7 +21,7 @@ _AT_FDCWD = -100
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders by renameat2(2); return False if the file system cannot.
+    """Exchange two folders in one step by renameat2(2); return False if that is not possible here.
 
     Raises:
         OSError: the folders may not be moved.

@@ -64,8 +64,9 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
         VllmEnvError: the model cannot be served with it (the official backend refuses it, too),
             or no edit gives the intended result.
     """
+    # The configuration as it must become; each edit of the text follows a change of it.
     wanted = parse_config(file, text)
-    _refuse(file, wanted)
+    _refuse_unservable(file, wanted)
     # 1) The fields that name the backend.
     for field, value in _FIELDS.items():
         # Triton fills in an empty field.
@@ -116,13 +117,17 @@ def with_count(file: Path, text: str, count: int) -> str:
 
 
 def has_configuration_of(template: Path, model: Path) -> bool:
-    """Return whether a model has the template's configuration with one instance, or none yet."""
+    """Return whether a model has the template's configuration, with one instance.
+
+    A model without a configuration will get the template's, so it counts as one that has it.
+    """
     config = template / CONFIG_NAME
     text = read_config_text(config)
     own = model / CONFIG_NAME
     if own.exists() and read_config_text(own) != text:
         return False
-    # Someone who works in the template's own folder may have edited it.
+    # The template has one group of one instance. A user who works in the template's own folder may
+    # have edited it.
     return [group.count for group in parse_config(config, text).instance_group] == [1]
 
 
@@ -149,14 +154,15 @@ def set_count(model: Path, count: int, current: Path | None = None) -> None:
     Raises:
         VllmEnvError: the configuration cannot be edited.
     """
-    if count:
-        config = model / CONFIG_NAME
-        # As in `set_environment_path`: a relative link leads nowhere from the staging folder.
-        readable = config if config.exists() or not current else current / CONFIG_NAME
-        text = read_config_text(readable)
-        new = with_count(config, text, count)
-        if new != text:
-            write_whole(config, encode_config(new))
+    if not count:
+        return
+    config = model / CONFIG_NAME
+    # As in `set_environment_path`: a relative link leads nowhere from the staging folder.
+    readable = config if config.exists() or not current else current / CONFIG_NAME
+    text = read_config_text(readable)
+    new = with_count(config, text, count)
+    if new != text:
+        write_whole(config, encode_config(new))
 
 
 def changes_count(model: Path, count: int) -> bool:
@@ -172,8 +178,11 @@ def changes_count(model: Path, count: int) -> bool:
     return with_count(config, text, count) != text
 
 
-def _refuse(file: Path, config: "ModelConfig") -> None:
-    # Adopting would not help: the model would still not load.
+def _refuse_unservable(file: Path, config: "ModelConfig") -> None:
+    """Raise a VllmEnvError if neither this project's model nor the official backend can serve it.
+
+    Adopting would not help: the model would still not load.
+    """
     has_policy = config.HasField("model_transaction_policy")
     if config.max_batch_size > 0:
         wrong = f"max_batch_size: {config.max_batch_size}"
@@ -202,6 +211,9 @@ def _edited(
         value: the new value, as the text has it.
         wanted: the configuration after the edit.
         field: the field's name, for messages.
+
+    Raises:
+        VllmEnvError: no edit at a match of the pattern gives the configuration.
     """
     for match in re.finditer(pattern, text):
         new = f"{text[: match.start(1)]}{value}{text[match.end(1) :]}"

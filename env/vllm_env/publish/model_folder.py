@@ -103,7 +103,9 @@ def _link_tree(source: Path, target: Path) -> None:
 
     def ignore(folder: str, names: list[str]) -> list[str]:
         # Deeper down, a file with such a name is the user's.
-        return [name for name in names if is_replaced(name)] if Path(folder) == source else []
+        if Path(folder) != source:
+            return []
+        return [name for name in names if is_replaced(name)]
 
     shutil.copytree(
         source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy, dirs_exist_ok=True
@@ -128,11 +130,13 @@ def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path
     """
     # Placing the staged files later takes no more space, so a full disk is noticed here.
     missing.mkdir()
+    # 1) This project's code.
     adopted = built.adopted_from is not None
     if adopted:
         (missing / VERSION_FOLDER).mkdir()
         copy_own_code(template / VERSION_FOLDER, missing / VERSION_FOLDER)
-    # Path.exists() is wrong here: in a staged folder a relative link may lead nowhere.
+    # 2) The template's files. Path.exists() is wrong here: in a staged folder a relative link may
+    # lead nowhere.
     if not os.path.lexists(target / CONFIG_NAME):
         ignore = _ignore_of_template(template, target, only_lacking=adopted)
         shutil.copytree(template, missing, ignore=ignore, dirs_exist_ok=True)
@@ -144,12 +148,14 @@ def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path
         for path in (missing, *missing.rglob("*")):
             if path.is_dir():
                 path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
+    # 3) The engine arguments.
     if not _has_engine_args(target) and not _has_engine_args(missing):
         shutil.copyfile(template / EXAMPLE_NAME, missing / ENGINE_ARGS_NAME)
     return missing
 
 
 def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> _Ignore:
+    """Return what of the template is left out; with ``only_lacking``, also what ``target`` has."""
     # The template may be a model that was built and warmed itself. Its set and its caches belong
     # to another environment.
     patterns = shutil.ignore_patterns(
@@ -167,8 +173,8 @@ def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> 
         name = path.relative_to(template)
         counterpart = target / name
         # Two folders are merged. A folder that is a link now is the user's.
-        merged = path.is_dir() and counterpart.is_dir() and not counterpart.is_symlink()
-        return name in present or (os.path.lexists(counterpart) and not merged)
+        are_merged = path.is_dir() and counterpart.is_dir() and not counterpart.is_symlink()
+        return name in present or (os.path.lexists(counterpart) and not are_merged)
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         left_out = patterns(folder, names)
@@ -189,19 +195,19 @@ def place_additions(built: BuiltSet, missing: Path, target: Path) -> None:
     owner = owner_of(target)
     adopted = built.adopted_from is not None
     config = missing / CONFIG_NAME
-    # Without a new configuration the model is complete, and its modes are the user's choice.
-    completes = config.exists()
+    # Without a new configuration the model was complete, and its modes are the user's choice.
+    completes_model = config.exists()
     if adopted:
         _place_folder(missing / VERSION_FOLDER, target / VERSION_FOLDER, owner)
         _place_code(missing / VERSION_FOLDER, target / VERSION_FOLDER, aside=missing.parent)
-    if completes:
+    if completes_model:
         let_read(target)
-    # config.pbtxt marks a complete model, and a server may poll.
+    # config.pbtxt is last: it marks a complete model, and a server may poll.
     for path in sorted(missing.rglob("*"), key=lambda path: (path == config, path)):
         place = target / path.relative_to(missing)
         if path.is_dir():
             _place_folder(path, place, owner)
-            if completes:
+            if completes_model:
                 let_read(place)
             continue
         # An adopted model's files keep their modes: the engine arguments may hold a token that
@@ -216,6 +222,7 @@ def place_additions(built: BuiltSet, missing: Path, target: Path) -> None:
 
 
 def _place_folder(staged: Path, place: Path, owner: Owner) -> None:
+    """Make the folder ``place`` if it is missing, with the mode of the staged one."""
     if not place.is_dir():
         place.mkdir()
         place.chmod(stat.S_IMODE(staged.stat().st_mode))
@@ -317,16 +324,16 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     ``config.pbtxt``, the rest comes from ``template``, as in publishing.
     """
     new.mkdir(parents=True)
-    complete = (current / CONFIG_NAME).exists()
+    is_complete = (current / CONFIG_NAME).exists()
     sources = [current]
-    if not complete:
+    if not is_complete:
         # A file of the last source replaces those of the others. An adopted model keeps its own
         # files, and a new one gets the template's.
         sources = [template, current] if built.adopted_from else [current, template]
     for source in sources:
         if (source / VERSION_FOLDER).is_dir():
             copy_code(source / VERSION_FOLDER, new / VERSION_FOLDER)
-    configured = current if complete else template
+    configured = current if is_complete else template
     shutil.copy2(configured / CONFIG_NAME, new / CONFIG_NAME)
     if built.adopted_from:
         # The old code is moved away and not overwritten. Otherwise modules that the new code does
@@ -375,14 +382,16 @@ def _replace(source: str, target: str) -> None:
 
 
 def _ignore_of_code(volumes: list[Path]) -> _Ignore:
+    """Return what :func:`copy_code` leaves out; ``volumes`` are mounted below the folder."""
     patterns = shutil.ignore_patterns(*_NOT_READ)
 
     def is_ignored(path: Path) -> bool:
-        # copytree's ignore_dangling_symlinks would take every relative link as dangling.
+        # A dangling link; copytree's ignore_dangling_symlinks would take relative ones, too.
         if not path.exists():
             return True
-        elsewhere = path.is_dir() and (path.is_symlink() or path.resolve() in volumes)
-        return elsewhere and not any(path.glob("*.py"))
+        # Data, unless there are Python files in it.
+        is_elsewhere = path.is_dir() and (path.is_symlink() or path.resolve() in volumes)
+        return is_elsewhere and not any(path.glob("*.py"))
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         left_out = {name for name in names if is_ignored(Path(folder, name))}

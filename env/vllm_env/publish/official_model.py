@@ -67,6 +67,7 @@ def read_text(file: Path) -> str:
 
 @contextlib.contextmanager
 def _read_errors_explained(file: Path) -> Iterator[None]:
+    """Turn an error of reading ``file`` in the block into a VllmEnvError with the remedy."""
     try:
         yield
     except FileNotFoundError as error:
@@ -100,6 +101,16 @@ def _check_version(model: Path) -> None:
 
 
 def _check_backend(model: Path, backend: str, environment: str) -> None:
+    """Check that a model is one of Triton's vLLM backend.
+
+    Args:
+        model: the model's folder.
+        backend: the backend in its configuration.
+        environment: the path of its environment there; "" if it has none.
+
+    Raises:
+        VllmEnvError: it is one of this project, or of another backend.
+    """
     # Other Python models may also have an environment of their own, so look for our code, too.
     is_ours = (
         environment.startswith(MODEL_DIRECTORY)
@@ -123,7 +134,7 @@ def _check_backend(model: Path, backend: str, environment: str) -> None:
 def read_documents(*models: Path) -> Documents:
     """Return the engine arguments, then the adapters; a folder of the model has its absolute path.
 
-    If several ``models`` have a file, the first one counts.
+    If several of the folders ``models`` have a file, the first one counts.
 
     Raises:
         VllmEnvError: no model has engine arguments, or a file cannot be read.
@@ -142,7 +153,7 @@ def read_documents(*models: Path) -> Documents:
     for name in (first, OFFICIAL_ARGS_NAME):
         if (model / name).is_file():
             document = read_object(model / name)
-            documents[name] = _with_whole_paths(model, document, ("model", "tokenizer"))
+            documents[name] = _with_absolute_paths(model, document, ("model", "tokenizer"))
     # 2) The adapters. Without enable_lora, no backend reads their file, so it may even be broken.
     # In old files the value may be a string ("true").
     if str(documents[first].get("enable_lora", "")).lower() != "true":
@@ -152,11 +163,13 @@ def read_documents(*models: Path) -> Documents:
         place = next((model for model in models if (model / name).is_file()), None)
         if place:
             adapters = read_object(place / name)
-            documents[name] = _with_whole_paths(place, adapters, adapters)
+            documents[name] = _with_absolute_paths(place, adapters, adapters)
     return documents
 
 
-def _with_whole_paths(model: Path, document: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def _with_absolute_paths(
+    model: Path, document: dict[str, Any], keys: Iterable[str]
+) -> dict[str, Any]:
     """Return a document in which the values of ``keys`` that name a folder are absolute paths."""
     # Only such values change: a model looks for them in its own folder. Every other relative path
     # starts at the server's working folder, before and after adopting.

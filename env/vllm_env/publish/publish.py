@@ -149,6 +149,11 @@ def staging_place(target: Path) -> Path | None:
 
 
 def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: Path) -> None:
+    """Make the new model folder in a staging folder in ``place``, and exchange it with ``target``.
+
+    Raises:
+        VllmEnvError: a file of the user has changed meanwhile; nothing was replaced.
+    """
     with staging_in(place) as staging:
         new = staging / target.name
         new.mkdir()
@@ -163,6 +168,7 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         refuse_changes(target, new, before)
         if not target.exists():
             new.rename(target)
+        # The file system may not support it. That is known only now.
         elif not exchange(new, target):
             _publish_in_place(built, target, template)
         sync(target.parent)
@@ -209,10 +215,14 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
 def _remove_new_model(target: Path, old_content: set[Path] | None, placed: list[Path]) -> None:
     """Remove the placed files if there was no model before.
 
-    ``old_content`` is None if the folder is new.
+    Args:
+        target: the model's folder.
+        old_content: what was in it before; None if the folder is new.
+        placed: the files and folders that were placed, or were to be placed.
     """
     before = old_content or set()
-    if before.intersection({target / CONFIG_NAME, target / MANIFEST_NAME}):
+    had_model = bool(before.intersection({target / CONFIG_NAME, target / MANIFEST_NAME}))
+    if had_model:
         return
     # The configuration goes first, because a server may poll.
     for path in sorted(set(placed) - before, key=lambda path: path.name != CONFIG_NAME):
@@ -225,6 +235,7 @@ def _remove_new_model(target: Path, old_content: set[Path] | None, placed: list[
 
 
 def _place(staged: Path, place: Path) -> None:
+    """Rename a staged file or folder into place; do nothing if it was not staged."""
     # rename() replaces a file, but no folder with contents.
     if staged.is_dir():
         remove_tree(place)
