@@ -54,6 +54,12 @@ def is_ready(port: int) -> bool:
 
 
 def _get(port: int, path: str) -> tuple[int, bytes]:
+    """Return the status and the body of a page on an HTTP port of 127.0.0.1.
+
+    Raises:
+        OSError: no program answers.
+        HTTPException: the answer is not HTTP, or it is cut off.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
     try:
         connection.request("GET", path)

@@ -31,6 +31,7 @@ def members(leader: int, marker: str, known: Iterable[psutil.Process] = ()) -> l
     """
     group = {process for process in known if is_alive(process)}
     group |= {process for process in psutil.process_iter() if _belongs(process, leader, marker)}
+    # Children that have a session of their own and have lost the marker.
     for process in list(group):
         with contextlib.suppress(psutil.Error):
             group.update(process.children(recursive=True))
@@ -46,6 +47,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def _belongs(process: psutil.Process, leader: int, marker: str) -> bool:
+    """Return whether a process is in the session of ``leader`` or has the marker in a variable."""
     with contextlib.suppress(OSError):
         if os.getsid(process.pid) == leader:
             return True

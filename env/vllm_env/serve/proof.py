@@ -55,6 +55,7 @@ def recall(cache: Cache, subject: Subject) -> SmokeResult | None:
             return None
         touch(file)
         document = entry["result"]
+        # JSON has no tuples. The other fields are in the document as SmokeResult has them.
         answers = tuple((prompt, answer) for prompt, answer in document.pop("answers"))
         last = document.pop("last_line")
         return SmokeResult((last,), answers, engine_args={}, recalled=True, **document)
@@ -96,7 +97,7 @@ def _file(cache: Cache, subject: Subject) -> Path:
 
 
 def _state_of(subject: Subject) -> _State:
-    """Return the state in the form in which JSON gives it back."""
+    """Return the state of what a smoke run of a published model uses, as JSON gives it back."""
     is_for_gpu = subject.manifest.spec.get("profile") == "cuda"
     return {
         # Size and mtime, because an environment has several GB.
@@ -106,6 +107,7 @@ def _state_of(subject: Subject) -> _State:
 
 
 def _files(subject: Subject) -> Iterator[Path]:
+    """Yield the files that a smoke run of a published model uses; some may not exist."""
     # With a link, the same files would have two names.
     model = subject.model.resolve()
     for name in (MANIFEST_NAME, CONFIG_NAME, ENGINE_ARGS_NAME, LORA_NAME):
@@ -132,6 +134,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _stat(path: Path) -> list[int] | None:
+    """Return a file's size (bytes) and mtime (ns); None if it does not exist."""
     try:
         status = path.stat()
     except OSError:

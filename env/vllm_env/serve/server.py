@@ -28,9 +28,10 @@ from vllm_env.base.errors import CommandError
 from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.network import require_loopback
 from vllm_env.base.process import Child, grouped, has_ended, start
-from vllm_env.triton.root import backend_arguments, is_plain
+from vllm_env.triton.root import backend_arguments
 
 from . import identity, leftovers, processes, server_log
+from .plain_paths import plain_repository, plain_temporary
 
 # Below Linux's ephemeral ports: while models load, no outgoing connection takes one.
 _PORTS = range(10240, 32768)
@@ -116,15 +117,17 @@ class TritonServer:
         self._launch = launch or Launch()
         self._child: Child | None = None
         self._until_stopped = contextlib.ExitStack()
+        # What _look() has found: the server's processes, their files, and its dead children.
         self._known: set[psutil.Process] = set()
         self._traces: set[Path] = set()
-        self._looked = 0.0
         self._dead: frozenset[int] = frozenset()
         self._has_dead_stub = False
-        self._started = 0.0
+        self._looked = 0.0  # time.monotonic()
+        # The last start.
+        self._started = 0.0  # time.time()
         self._failed = False
         self._scratch: Path | None = None
-        self._log_start = 0
+        self._log_start = 0  # bytes that were in the log before
 
     @property
     def http_url(self) -> str:
@@ -148,6 +151,7 @@ class TritonServer:
 
     # Self is not in the typing of Python 3.10.
     def __enter__(self) -> "TritonServer":  # noqa: PYI034
+        """Start the server and wait until its models are ready; try again if a start gets stuck."""
         for attempt in itertools.count(1):
             try:
                 self.start()
@@ -156,8 +160,9 @@ class TritonServer:
             # An interrupt, too, must end the server.
             except BaseException as error:
                 self.stop()
-                last = 4 if self._has_logged(_GIVEN_UP) else 2
-                if attempt >= last or not isinstance(error, StuckStartError):
+                most_attempts = 4 if self._has_logged(_GIVEN_UP) else 2
+                may_succeed = isinstance(error, StuckStartError)
+                if attempt >= most_attempts or not may_succeed:
                     raise
                 self.ports = free_ports()
         return self
@@ -172,7 +177,7 @@ class TritonServer:
             CommandError: the program cannot be started.
         """
         self._started = time.time()
-        self._failed = True
+        self._failed = True  # until the models are ready
         self._has_dead_stub = False
         # A process id of the first attempt may come again.
         self._dead = frozenset()
@@ -192,8 +197,9 @@ class TritonServer:
                 with interrupts_held():
                     # SIGTERM and not SIGKILL: on a clean exit, the server removes the environment
                     # that it extracted.
+                    argv = self._command(self._scratch)
                     self._child = start(
-                        self._command(), stdout=sink, env=variables, when_parent_ends=signal.SIGTERM
+                        argv, stdout=sink, env=variables, when_parent_ends=signal.SIGTERM
                     )
                     self._until_stopped.enter_context(grouped(self._child))
             except OSError as error:
@@ -202,11 +208,12 @@ class TritonServer:
                     remedy="Give a Triton root whose bin/tritonserver can be run here.",
                 ) from error
 
-    def _command(self) -> list[str]:
+    def _command(self, scratch: Path) -> list[str]:
+        """Return tritonserver's command line; ``scratch`` may get a link to the repository."""
         return [
             str(self.binary),
             *backend_arguments(self.binary),
-            f"--model-repository={_plain_path(self.repository, self._scratch)}",
+            f"--model-repository={plain_repository(self.repository, scratch)}",
             f"--id={self.name}",
             "--http-address=127.0.0.1",
             "--grpc-address=127.0.0.1",
@@ -259,13 +266,18 @@ class TritonServer:
         return identity.is_ready(self.ports.http) and self.running
 
     def _require_progress(self, elapsed: float) -> None:
+        """Raise a CommandError if the start, ``elapsed`` seconds old, has failed or takes too long.
+
+        It is a StuckStartError if another start may succeed.
+        """
         # 1) The server has ended.
         if not self.running:
             status = self._child.returncode if self._child else None
-            crashed = status == -signal.SIGABRT and self._has_logged(_KNOWN_CRASH)
+            has_crashed = status == -signal.SIGABRT and self._has_logged(_KNOWN_CRASH)
+            could_not_load = self._has_logged(_GIVEN_UP) or self._has_logged(_PORT_TAKEN)
             raise self._failure(
                 f"tritonserver ended with status {status} before its models were ready.",
-                is_stuck=crashed or self._has_logged(_GIVEN_UP) or self._has_logged(_PORT_TAKEN),
+                is_stuck=has_crashed or could_not_load,
             )
         # 2) The server runs, but waits in vain.
         if self._has_dead_stub:
@@ -285,20 +297,23 @@ class TritonServer:
             )
 
     def _has_logged(self, text: str) -> bool:
+        """Return whether the log of the last start has a text."""
         return text in server_log.read(self.log, start=self._log_start)
 
     def _failure(self, what: str, *, is_stuck: bool = False) -> CommandError:
-        kind = StuckStartError if is_stuck else CommandError
+        """Return the error for a failed start, with the reason and lines that the log has."""
+        error_class = StuckStartError if is_stuck else CommandError
         reason, tail = server_log.load_failure(self.log, start=self._log_start)
         whole = f"The whole log is {self.log}."
         if reason:
-            # The reason is the last line that the user reads.
-            return kind(f"{what} {whole}", tail=tail, cause=reason)
-        return kind(what, tail=tail, remedy=whole)
+            # The reason is the last line that the user reads, so the log is named before it.
+            return error_class(f"{what} {whole}", tail=tail, cause=reason)
+        return error_class(what, tail=tail, remedy=whole)
 
     def _look(self, *, now: bool = False) -> None:
         """Note the processes, and their files in /tmp and /dev/shm, while their parents live."""
-        if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
+        is_recent = time.monotonic() - self._looked < _LOOK_SECONDS
+        if is_recent and not now:
             return
         self._looked = time.monotonic()
         group = self.members()
@@ -347,8 +362,9 @@ class TritonServer:
             self._remove_traces()
 
     def _remove_traces(self) -> None:
+        """Delete the extracted environments, the shared memory and the temporary files."""
         # A stub that dies at once is gone before a look finds the environment that it was given.
-        # So take those that were extracted since this start and that nobody uses.
+        # So take those that were extracted since this start and that no process uses.
         if self._failed:
             extracted = (Path("/tmp"), _EXTRACTED)  # noqa: S108
             for entry in leftovers.find_abandoned((extracted,)):
@@ -359,23 +375,6 @@ class TritonServer:
         regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
         for path in (*self._traces, *regions):
             leftovers.delete(path)
-
-
-def _plain_path(repository: Path, scratch: Path | None) -> Path:
-    """Return a repository's path, or a link to it in ``scratch`` if Triton mistakes the path."""
-    repository = repository.absolute()
-    if scratch is None or is_plain(repository):
-        return repository
-    link = scratch / "models"
-    link.symlink_to(repository)
-    return link
-
-
-def plain_temporary() -> Path:
-    """Return the folder for temporary files whose path every Triton can use."""
-    folder = Path(tempfile.gettempdir())
-    # Triton itself extracts to /tmp.
-    return folder if is_plain(folder) else Path("/tmp")  # noqa: S108
 
 
 def free_ports() -> Ports:

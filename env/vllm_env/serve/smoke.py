@@ -10,9 +10,8 @@ import json
 import re
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,10 @@ from vllm_env.model.files import (
 )
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.publish.model_folder import copy_code
-from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME, is_plain
+from vllm_env.triton.root import STUB_LIBRARIES, STUB_NAME
 
-from .server import Launch, TritonServer, plain_temporary
+from .plain_paths import PlainPath, plain_links
+from .server import Launch, TritonServer
 from .server_log import telling_lines
 
 # protobuf's text format allows these between two fields.
@@ -45,8 +45,6 @@ _GPU_IDS = re.compile(
     ).replace(" ", _GAP)
 )
 _COPIED = (CONFIG_NAME, STUB_NAME, MANIFEST_NAME)
-_Plain = Callable[[Path], Path]
-"""Returns a path by which every Triton can use a folder."""
 Documents = Mapping[str, Mapping[str, Any]]
 _RESULTS = "results.txt"
 # Ends each answer in the client's results file.
@@ -121,19 +119,23 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         # A download is silent for a long time, loading a local model is not.
         stall_timeout=_STALL_SECONDS if _is_local(request) else None,
     )
-    with workspace.cache.staging() as staged, _plain_links() as plain:
+    with workspace.cache.staging() as staged, plain_links() as plain:
+        # 1) The engine arguments: the first of the model's own files has them.
         arguments = next(iter(request.own.values()), None) or engine_args(request)
+        # The server may get a link to the engine's model. The result names the folder itself, since
+        # the link is gone by then.
         served = arguments
-        # The result names the folder itself: a link to it is gone by then.
         if _is_local(request) and not request.own:
             served = {**arguments, "model": str(plain(Path(request.engine_model).absolute()))}
         set_arguments(request.model_folder, served, request.own)
+        # 2) Serve the model and ask.
         repository = request.model_folder.parent
         started = time.monotonic()
         with TritonServer(request.binary, repository, log=request.log, launch=launch) as server:
             ready = time.monotonic()
             output = _ask(request, server, staged)
             server.kill()
+        # 3) Check the answers. Nothing follows the last separator.
         *texts, _ = (staged / _RESULTS).read_text("utf-8").split(_SEPARATOR)
     prompts = _read_prompts(request.prompts)
     if len(texts) != len(prompts):
@@ -150,24 +152,6 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         engine_args=arguments,
         served_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
-
-
-@contextlib.contextmanager
-def _plain_links() -> Iterator[_Plain]:
-    """Yield a function that returns a folder, or a link to it if Triton mistakes its path.
-
-    The links last until the block ends.
-    """
-    with tempfile.TemporaryDirectory(prefix="vllm_env_links_", dir=plain_temporary()) as place:
-
-        def plain(folder: Path) -> Path:
-            if is_plain(folder):
-                return folder
-            link = Path(tempfile.mkdtemp(dir=place)) / "folder"
-            link.symlink_to(folder)
-            return link
-
-        yield plain
 
 
 def _is_local(request: SmokeRequest) -> bool:
@@ -213,13 +197,13 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
 @contextlib.contextmanager
 def copied(workspace: Workspace, folder: Path) -> Iterator[Path]:
     """Yield a copy of a published model for a smoke run; it is removed when the block ends."""
-    with workspace.cache.staging() as staged, _plain_links() as plain:
+    with workspace.cache.staging() as staged, plain_links() as plain:
         copy = staged / folder.name
         copy_model(folder, copy, plain)
         yield copy
 
 
-def copy_model(folder: Path, copy: Path, plain: _Plain = Path) -> None:
+def copy_model(folder: Path, copy: Path, plain: PlainPath = Path) -> None:
     """Copy a built model's folder without its environment and engine arguments.
 
     Only the code of the version folder is copied. The copy's ``config.pbtxt`` names the
@@ -249,8 +233,9 @@ def copy_model(folder: Path, copy: Path, plain: _Plain = Path) -> None:
 
 
 def set_arguments(model: Path, arguments: Mapping[str, Any], own: Documents | None = None) -> None:
-    """Write engine arguments into a staged model, or its ``own`` files."""
-    # Write only one of the two files: the model refuses two that differ.
+    """Write engine arguments into a staged model; if ``own`` has files, write these instead."""
+    # Without ``own``, write only one of the two files with arguments: the model refuses two that
+    # differ.
     for name, document in (own or {arguments_file(model): arguments}).items():
         (model / name).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     # The user's parallel sizes are among the replaced arguments, and the model refuses several
@@ -261,6 +246,11 @@ def set_arguments(model: Path, arguments: Mapping[str, Any], own: Documents | No
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:
+    """Run the client in a folder, where it writes the answers; return what it prints.
+
+    Raises:
+        CommandError: the client failed; ``tail`` also has the server's error lines.
+    """
     argv = [
         sys.executable,
         request.client,
@@ -289,7 +279,13 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:
+    """Check the answers; each one comes after its prompt.
+
+    Raises:
+        VllmEnvError: an answer is empty, or does not begin as expected.
+    """
     for prompt, answer in answers:
+        # Every answer begins with "".
         beginning = request.expected.get(prompt, "")
         if not answer.strip():
             raise VllmEnvError(

@@ -99,6 +99,11 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
 
 
 def _train(python: Path, recipe_file: Path, folder: Path) -> None:
+    """Run standin_train.py with an environment's interpreter; it writes the model into a folder.
+
+    Raises:
+        CommandError: it failed.
+    """
     try:
         command = [python, _TRAINER, recipe_file, folder]
         run(command, what="make the stand-in model", env=_ENVIRONMENT)

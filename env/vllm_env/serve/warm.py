@@ -94,6 +94,13 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path) -> Warme
 
 
 def _fill(workspace: Workspace, binary: Path, model: Path, log: Path) -> Warmed:
+    """Let vLLM fill new caches while the model loads, and put them in the place of older ones.
+
+    Raises:
+        CommandError: the model did not load.
+        VllmEnvError: it left no caches.
+        OSError: they cannot be written.
+    """
     repository = model.resolve().parent
     with contextlib.ExitStack() as stack:
         # vLLM fills a staging folder inside the model's folder. The lock is not held while the
@@ -129,7 +136,9 @@ def _finish(caches: Path, log: Path) -> tuple[int, int]:
     for file in caches.glob(_OF_THIS_MACHINE):
         file.unlink()
     files = [path for path in caches.rglob("*") if path.is_file()]
-    if not (caches / RECORD_NAME).is_file() or len(files) < 2:
+    # The model writes the record, and vLLM all other files.
+    has_caches = (caches / RECORD_NAME).is_file() and len(files) > 1
+    if not has_caches:
         raise VllmEnvError(
             "--warm: the model loaded, but vLLM left no caches.",
             cause="The model's folder has another 1/model.py than this project's, or an older one.",
@@ -142,6 +151,7 @@ def _finish(caches: Path, log: Path) -> tuple[int, int]:
 
 
 def _place(caches: Path, target: Path) -> None:
+    """Rename the new caches to ``target``; older ones come into the staging folder instead."""
     if not os.path.lexists(target):
         caches.rename(target)
     # On a file system that cannot exchange folders, there is a moment without caches.

@@ -97,5 +97,6 @@ def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping
 
 
 def _digests(folder: Path) -> dict[Path, str]:
+    """Return the SHA-256 of each file below a folder, by its path there."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {file.relative_to(folder): file_sha256(file) for file in files}
