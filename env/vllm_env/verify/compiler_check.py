@@ -25,9 +25,9 @@ def check_compiler(workspace: Workspace, environment: Path) -> None:
     compiler = environment / "bin" / COMPILER
     if not compiler.is_file():
         return
-    headers = [file.parent for file in environment.glob("include/python3.*/Python.h")]
-    if not headers:
-        # Debian has them in a package of their own.
+    header_folders = [file.parent for file in environment.glob("include/python3.*/Python.h")]
+    if not header_folders:
+        # Debian has the headers in a package of their own.
         raise VllmEnvError(
             "The environment has no Python.h.",
             cause="GPU kernels are compiled with it.",
@@ -37,7 +37,7 @@ def check_compiler(workspace: Workspace, environment: Path) -> None:
             ),
         )
     with workspace.cache.staging() as folder:
-        options = [f"-I{header}" for header in headers]
+        options = [f"-I{header_folder}" for header_folder in header_folders]
         try:
             compile_library(compiler, _SOURCE, folder / "launcher.so", "-O3", *options)
         except CommandError as error:

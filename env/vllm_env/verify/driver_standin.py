@@ -36,6 +36,7 @@ def driver_functions(environment: Path) -> tuple[str, ...]:
 
 
 def _undefined(path: str) -> set[str]:
+    """Return the driver functions that an ELF file needs from a library."""
     with open(path, "rb") as stream:
         table = ELFFile(stream).get_section_by_name(".dynsym")
         symbols = table.iter_symbols() if table else ()
@@ -57,6 +58,7 @@ def write_driver_standin(environment: Path, folder: Path) -> bool:
     functions = driver_functions(environment)
     # If this machine has a driver, an NVML without functions keeps the driver from finding the GPU.
     for library, names in ((LIBRARY, functions), ("libnvidia-ml.so.1", ())):
+        # "int cuInit(void) { return 100; }", and so on.
         body = f"(void) {{ return {_CUDA_ERROR_NO_DEVICE}; }}\n"
         source = "".join(f"int {name}{body}" for name in names)
         soname = f"-Wl,-soname,{library}"

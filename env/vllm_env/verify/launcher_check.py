@@ -122,14 +122,15 @@ def start(
     with workspace.cache.staging() as scratch:
         foreign = scratch / "foreign"
         home = scratch / "home"
-        # A broken NumPy lies in a folder of PYTHONPATH and in the user's site, so an import from
-        # there is noticed.
-        # The interpreter's own name, not a folder of lib: conda also makes a link lib/python3.1.
+        # 1) Put a broken NumPy into a folder of PYTHONPATH and into the user's site, so that an
+        # import from there is noticed. The user's site is named after the interpreter. Do not take
+        # the name from a folder of lib: conda also makes a link lib/python3.1.
         python = (environment / "bin" / "python").resolve().name
         for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
             folder.mkdir(parents=True)
             numpy = "raise ImportError('a numpy from outside the environment')\n"
             (folder / "numpy.py").write_text(numpy)
+        # 2) Start the interpreter.
         variables = {"HOME": str(home), "PYTHONPATH": str(foreign)}
         if later:
             variables |= later.variables
@@ -137,13 +138,13 @@ def start(
         releases = "up to 25.07" if activates else "since 25.08"
         what = f"start the environment as Triton {releases} does"
         try:
-            answer = _ask(environment, question, variables, activates=activates, what=what)
+            answer = _run_probe(environment, question, variables, activates=activates, what=what)
         except CommandError as error:
-            raise _explained(error) from error
+            raise _with_cause(error) from error
     return Started(**answer)
 
 
-def _ask(
+def _run_probe(
     environment: Path,
     question: Mapping[str, Any],
     variables: Mapping[str, str],
@@ -188,7 +189,11 @@ def _ask(
 def _command(
     environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool
 ) -> list[str]:
-    """Return the command line; it clears this process's variables and finds the program in PATH."""
+    """Return the command line that starts ``program`` as a generation of the launcher does.
+
+    It clears this process's variables, and finds the program in PATH. The arguments are those of
+    :func:`_run_probe`.
+    """
     variables = {**_VARIABLES, **variables}
     library = f"{environment}/lib"
     # Both generations put the environment's lib/ first into LD_LIBRARY_PATH.
@@ -210,7 +215,8 @@ def _command(
     return ["env", "-i", *(f"{name}={value}" for name, value in variables.items()), *program]
 
 
-def _explained(error: CommandError) -> CommandError:
+def _with_cause(error: CommandError) -> CommandError:
+    """Return an error of the probe with the cause that its output shows, or else unchanged."""
     for sign, cause, remedy in _REASONS:
         if sign in error.tail:
             return CommandError(error.what, tail=error.tail, cause=cause, remedy=remedy)
@@ -238,9 +244,9 @@ def judge(started: Started, environment: Path, versions: Mapping[str, str]) -> N
             ),
             remedy=REBUILD_REMEDY,
         )
-    # 2) The places. An empty entry of sys.path is the working folder.
-    places = (*filter(None, started.path), *started.files, started.prefix)
-    outside = [place for place in places if not _is_inside(place, environment)]
+    # 2) The paths. An empty entry of sys.path, which is the working folder, does not count.
+    paths = (*filter(None, started.path), *started.files, started.prefix)
+    outside = [path for path in paths if not _is_inside(path, environment)]
     if outside:
         raise VllmEnvError(
             f"The environment looks outside of itself: {', '.join(outside[:3])}.",
@@ -249,8 +255,8 @@ def judge(started: Started, environment: Path, versions: Mapping[str, str]) -> N
         )
     # 3) The versions. vLLM's own version may differ from its distribution's version.
     for name, (file, version) in started.imported.items():
-        locked = versions.get(name)
-        if name in ("numpy", "torch") and locked and not is_same_version(version, locked):
+        locked = versions.get(name) if name in ("numpy", "torch") else None
+        if locked and not is_same_version(version, locked):
             raise VllmEnvError(
                 f"{name} is {version}, the lock has {locked}.",
                 cause=f"Imported from {file}.",

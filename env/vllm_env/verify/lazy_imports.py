@@ -109,6 +109,7 @@ def check_imports(
     with later_imports(workspace, environment, expected, seconds) as later:
         started = check_start(workspace, environment, expected, later)
     notes = judge_failures(started.failures, environment, expected.versions)
+    # Modules that each start compiles again.
     if started.stale:
         names = ", ".join(started.stale[:3])
         modules = f"{len(started.stale)} of {len(started.files)} modules"
@@ -158,7 +159,7 @@ def later_imports(
 def judge_failures(
     failures: Mapping[str, Mapping[str, Any]], environment: Path, versions: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return notes for the user about failed imports.
+    """Return notes for the user about imports whose result is unknown.
 
     Args:
         failures: as in ``Started``.
@@ -178,7 +179,7 @@ def judge_failures(
         else:
             report.debug(f"{name}: {failure['text']}")
     if broken:
-        raise _error(broken, environment)
+        raise _broken_error(broken, environment)
     if not slow:
         return ()
     return (f"these imports took too long to be checked: {', '.join(slow)}",)
@@ -189,13 +190,20 @@ def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
     missing = failure["absent"]
     if not missing:
         return not _NO_DEVICE.search(failure["text"])
-    # A package that the lock does not have is optional. A name with a dot is a module of the list
-    # that this version of its package does not have.
+    # A package that the lock does not have is optional.
     is_locked = any(canonicalize_name(owner) in versions for owner in failure["owners"])
-    return is_locked and "." not in missing
+    # A name with a dot is a module of the list that this version of its package does not have.
+    is_whole_package = "." not in missing
+    return is_locked and is_whole_package
 
 
-def _error(broken: Mapping[str, Mapping[str, Any]], environment: Path) -> VllmEnvError:
+def _broken_error(broken: Mapping[str, Mapping[str, Any]], environment: Path) -> VllmEnvError:
+    """Return the error for broken modules, which shows the first one's failure.
+
+    Args:
+        broken: the failures by module, as in ``Started``.
+        environment: the unpacked environment.
+    """
     name, *others = broken
     failure = broken[name]
     place = failure["place"].removeprefix(f"{environment}/")

@@ -14,6 +14,8 @@ _ELF = b"\x7fELF"
 _LEFT_OUT = ("RECORD", "SOURCES.txt")
 # A byte in a component of a path.
 _NAME = rb"[\w.~+-]"
+# The kinds of short strings in bytecode, as CPython's marshal.c names them.
+_SHORT = rb"[zZ\xfa\xda]"
 # Compilers and linkers take a folder directly after these.
 _FLAG = rb"(?<=\s-[IL])|(?<=[\"'=]-[IL])"
 # Folders that many machines have. They are only compared with other names.
@@ -31,19 +33,20 @@ def build_places(root: Path) -> tuple[str, ...]:
     They are the cache ``root``, the tools, the interpreter, the checkout, and hidden folders in
     the home.
     """
-    # The home itself is left out: third-party sources name /root or /home/alex in examples.
     home = str(Path.home())
     pyenv = os.environ.get("PYENV_ROOT") or f"{home}/.pyenv"
     folders = {str(path) for path in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT)}
+    # The home itself is left out: third-party sources name /root or /home/alex in examples. If it
+    # is one of those that they often name, its hidden folders are left out, too.
     if home not in _SYSTEM and not _EXAMPLES.fullmatch(home):
         folders |= {f"{home}/{name}" for name in _HIDDEN}
     folders -= _SYSTEM
     places: list[str] = []
     for folder in sorted(folders):
-        # A folder above names this one, too.
+        # The folder above is found in every path that has this one.
         if any(folder.startswith(f"{other}/") for other in folders):
             continue
-        # Sources also name short paths such as /src. So the content of such a folder counts.
+        # Sources also name short paths such as /src. So the entries of such a folder count.
         if folder.count("/") > 1:
             places.append(folder)
         else:
@@ -94,20 +97,25 @@ def _in_text(place: str) -> re.Pattern[bytes]:
 
     ``/src`` is found in ``-I/src/include``, not in ``/usr/src``.
     """
-    return re.compile(
-        rb"(?:(?<!%b)|%b)%b(?!%b*\w)" % (_NAME, _FLAG, re.escape(place.encode()), _NAME)
-    )
+    start = rb"(?:(?<!%b)|%b)" % (_NAME, _FLAG)
+    end = rb"(?!%b*\w)" % _NAME
+    return re.compile(start + re.escape(place.encode()) + end)
 
 
 def _in_bytecode(place: str) -> re.Pattern[bytes]:
-    """Return a pattern for a place at the beginning of a marshalled string."""
-    # The string follows its length in one or four bytes. The length byte may be any letter. If the
-    # place is the whole string, any byte may follow it.
+    """Return a pattern for a place at the beginning of a marshalled string.
+
+    Such a string follows its length in four bytes, or one of the letters of ``_SHORT`` and its
+    length in one byte. The byte may look like a letter, so the pattern of ``_in_text`` fails.
+    """
     text = place.encode()
+    # 1) The place is the whole string. Then any byte may follow it.
     whole = re.escape(len(text).to_bytes(4, "little") + text)
     if len(text) < 256:
-        whole += rb"|[zZ\xfa\xda]%b" % re.escape(bytes([len(text)]) + text)
-    return re.compile(rb"[zZ\xfa\xda].%b(?!%b*\w)|%b" % (re.escape(text), _NAME, whole), re.DOTALL)
+        whole += rb"|%b%b" % (_SHORT, re.escape(bytes([len(text)]) + text))
+    # 2) The place is the beginning of a short string.
+    beginning = rb"%b.%b(?!%b*\w)" % (_SHORT, re.escape(text), _NAME)
+    return re.compile(rb"%b|%b" % (beginning, whole), re.DOTALL)
 
 
 def check_leaks(environment: Path, places: tuple[str, ...]) -> None:

@@ -83,12 +83,12 @@ def _check_python(environment: Path, python: str) -> Path:
 def _installed(packages: Path) -> dict[str, str]:
     """Return the versions of the distributions in ``site-packages``, by normalised name."""
     # The folders are named NAME-VERSION.dist-info. importlib.metadata would read a file of each.
-    stems = [path.stem.rpartition("-") for path in packages.glob("*.dist-info")]
-    return {str(canonicalize_name(name)): version for name, _, version in stems if name}
+    parts = [path.stem.rpartition("-") for path in packages.glob("*.dist-info")]
+    return {str(canonicalize_name(name)): version for name, _, version in parts if name}
 
 
 def _check_distributions(installed: dict[str, str], expected: Expected) -> None:
-    """Check that the distributions work with the stub, and are those of the lock."""
+    """Refuse distributions that do not work with the stub, or are not those of the lock."""
     check_versions(installed, expected.release)
     wrong = differing(installed, expected.versions)
     if expected.complete:

@@ -89,9 +89,16 @@ def opened(
 
 
 def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expected) -> None:
-    # A stub starts in this interpreter before the other packages are unpacked. The embedded
-    # interpreter must read UTF-8 and import NumPy at that point. The other checks are done in the
-    # whole environment. It has the same files, except the unpacker's, which hold no paths.
+    """Check that a stub starts in the small archive of the layout ``parts``.
+
+    The other checks are done in the whole environment. It has the same files, except the
+    unpacker's, which hold no paths.
+
+    Raises:
+        VllmEnvError: names the rule and the remedy.
+    """
+    # A stub starts here before the other packages are unpacked. At that point, its interpreter must
+    # read UTF-8 and import NumPy.
     started = start(workspace, environment, ("numpy",), activates=expected.activates)
     judge(started, environment, versions={})
 
