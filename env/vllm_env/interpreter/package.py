@@ -78,9 +78,10 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
         (tree / "bin" / alias).symlink_to(program.name)
     library = tree / "lib" / interpreter.library.name
     shutil.copy(interpreter.library.resolve(), library)
-    plain = re.sub(r"\.so\..*", ".so", library.name)
-    if plain != library.name:
-        library.with_name(plain).symlink_to(library.name)
+    # Linkers look for the name without a version.
+    unversioned = re.sub(r"\.so\..*", ".so", library.name)
+    if unversioned != library.name:
+        library.with_name(unversioned).symlink_to(library.name)
     # torch compiles C++ against the headers at run time.
     if interpreter.headers:
         copy = tree / "include" / interpreter.headers.name
@@ -168,7 +169,7 @@ def _set_run_path(files: list[Path], run_path: str) -> None:
 
 
 def _neutralise(tree: Path, prefix: Path) -> None:
-    """Replace the interpreter's original folder in its text files by the neutral prefix."""
+    """Replace the interpreter's original folder in its text files by ``NEUTRAL_PREFIX``."""
     if str(prefix) in _SYSTEM_PREFIXES:
         _neutralise_sysconfig(tree, prefix)
         return
@@ -194,7 +195,7 @@ def _neutralise_sysconfig(tree: Path, prefix: Path) -> None:
 
 
 def _neutral_places(text: str, prefix: Path) -> str:
-    """Return the text of ``_sysconfigdata`` with its folders below the neutral prefix."""
+    """Return the text of ``_sysconfigdata`` with its folders below ``NEUTRAL_PREFIX``."""
     # Debian's libpython is in a folder of the architecture, the packed one is in lib/.
     libraries = rf"(?<=[' ]){prefix}/lib/{this_platform().multiarch}(?=[/' ])"
     text = re.sub(libraries, f"{NEUTRAL_PREFIX}/lib", text)
@@ -239,6 +240,7 @@ def write_conda_package(tree: Path, folder: Path, *, name: str, version: str, bu
 def _path_entry(tree: Path, file: Path) -> dict[str, Any]:
     """Return the entry of a file or link in ``paths.json``."""
     is_link = file.is_symlink()
+    # A link counts as empty.
     data = b"" if is_link else file.read_bytes()
     return {
         "_path": file.relative_to(tree).as_posix(),

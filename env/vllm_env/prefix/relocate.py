@@ -81,9 +81,9 @@ def install_runtime(prefix: Path, identity: str) -> None:
 
 
 def _install_guard(packages: Path, machine: str = platform.machine()) -> None:
-    """Let an environment for Arm say what it is for if another kind of machine loads it.
+    """Make an environment for Arm end a process on another kind of machine, with a message.
 
-    Environments for x86-64 say nothing: their archives stay as they were before there were two.
+    Environments for x86-64 do not do so: their archives stay equal to those of older builds.
     """
     if machine == AMD64.machine:
         return

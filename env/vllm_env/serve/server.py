@@ -352,7 +352,7 @@ class TritonServer:
             self._look(now=True)
             if self._child.poll() is None:
                 self._child.send_signal(signal.SIGTERM)
-                has_ended(self._child, _EXIT_SECONDS)
+                has_ended(self._child, _EXIT_SECONDS)  # waits
             self.leftovers = tuple(processes.wait_gone(self.members(), timeout=_LEAVE_SECONDS))
         finally:
             processes.end(self.members(), grace=_GRACE_SECONDS)
