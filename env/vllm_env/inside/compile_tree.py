@@ -25,13 +25,18 @@ _PR_SET_PDEATHSIG = 1  # prctl(2): a signal for this process when its parent end
 
 
 def compile_files(prefix: str, neutral: str, files: list[str]) -> None:
-    """Compile files, named relative to ``prefix``; end if the parent process ends."""
+    """Compile files, named relative to the folder ``prefix``; end if the parent process ends.
+
+    The bytecode names them below the folder ``neutral``.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     warnings.simplefilter("ignore")
     for file in files:
-        # A link that leads nowhere is no source. Another OSError, of a full disk, ends the build.
-        known = (py_compile.PyCompileError, FileNotFoundError, ValueError, RecursionError)
-        with contextlib.suppress(*known):
+        # A source that does not compile gets no bytecode; nor does a link that leads nowhere.
+        # Another OSError, of a full disk, ends the build.
+        expected = (py_compile.PyCompileError, FileNotFoundError, ValueError, RecursionError)
+        with contextlib.suppress(*expected):
+            # dfile is the source's name in the bytecode.
             py_compile.compile(
                 os.path.join(prefix, file),
                 dfile=os.path.join(neutral, file),

@@ -162,14 +162,14 @@ def copy_base(source: str, target: str, *left_out: str) -> None:
 
 
 def main(job: str, *arguments: str) -> None:
-    """Do the job, and exit with status 1 if it fails."""
+    """Do the job; if it fails, print the reason (see the file's head) and exit with status 1."""
     try:
         if job == "part":
             unpack_part(*arguments)
         else:
             copy_base(*arguments)
     except OSError as error:
-        # An error without a number counts as EIO.
+        # An error without a number counts as EIO (5).
         sys.exit(f"{error.errno or 5} {error.strerror or error}")
 
 

@@ -38,17 +38,18 @@ def _use_utf8() -> None:
 
 def _keep_others_out(prefix: str) -> None:
     """Ignore other packages: the user's, those of PYTHONPATH and of the server's own Python."""
+    # 1) In the children.
     os.environ["PYTHONNOUSERSITE"] = "1"
     os.environ.pop("PYTHONHOME", None)
-    # site.py makes the paths in sys.path absolute.
     names = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+    # 2) In this interpreter. site.py makes the paths in sys.path absolute.
     foreign = {os.path.abspath(name) for name in names if name}
-    home = os.path.join(os.path.expanduser("~"), ".local", "lib") + os.sep
+    user_packages = os.path.join(os.path.expanduser("~"), ".local", "lib") + os.sep
     own = prefix + os.sep
     sys.path[:] = [
         path
         for path in sys.path
-        if path.startswith(own) or not (path in foreign or path.startswith(home))
+        if path.startswith(own) or not (path in foreign or path.startswith(user_packages))
     ]
 
 
@@ -87,14 +88,16 @@ def _die_with_owner() -> None:
     """End this process as soon as the stub that owns it has ended."""
     # vLLM's EngineCore and Workers outlive a killed parent, and hold memory.
     owner = os.environ.get("TRITON_VLLM_OWNER_PID", "")
-    if not owner.isdigit() or int(owner) == os.getpid() or not hasattr(os, "pidfd_open"):
+    has_owner = owner.isdigit() and int(owner) != os.getpid()
+    if not has_owner or not hasattr(os, "pidfd_open"):
         return
     # Ray takes the variables to other machines, where the number means another process.
-    if os.environ.get("TRITON_VLLM_OWNER_PLACE", _place()) != _place():
+    if os.environ.get("TRITON_VLLM_OWNER_PLACE", _process_space()) != _process_space():
         return
     try:
         handle = os.pidfd_open(int(owner))
     except ProcessLookupError:
+        # The owner has ended already.
         os._exit(1)
     except OSError:
         # Another pid namespace, or no permission: this process cannot see the owner's end.
@@ -109,12 +112,12 @@ def _die_with_owner() -> None:
     _thread.start_new_thread(_wait_for_end, (poll,))
 
 
-def _place() -> str:
-    """Return what is equal in two processes if a process id means the same to both.
+def _process_space() -> str:
+    """Return the machine's boot and the pid namespace, in which a process id means one process.
 
-    It is "" if the system does not say.
+    It is "" if they are not known. The model sets TRITON_VLLM_OWNER_PLACE to its own.
     """
-    # As `process_space` of the model's base/processes.py, with which it is compared.
+    # As `process_space` of the model's base/processes.py.
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
             return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"

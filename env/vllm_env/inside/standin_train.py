@@ -43,7 +43,7 @@ def main(recipe_file: str, folder: str) -> None:
 
 
 def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
-    """Write the tokenizer's two files: a byte-level BPE, which can encode any text."""
+    """Make a byte-level BPE, which can encode any text; write its two files and return it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -73,7 +73,10 @@ def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
 
 
 def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
-    """Return an untrained OPT or Llama of the recipe's size."""
+    """Return an untrained OPT or Llama of the recipe's size.
+
+    ``vocabulary`` is the number of tokens, ``end`` the token that ends a text.
+    """
     hidden = recipe["hidden"]
     shared = {
         "vocab_size": vocabulary,
@@ -83,7 +86,7 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
         "max_position_embeddings": recipe["positions"],
         "bos_token_id": end,
         "eos_token_id": end,
-        "pad_token_id": 0,
+        "pad_token_id": 0,  # PAD is the first special token
     }
     # Only the one that is needed: each import takes some tenths of a second.
     if recipe["architecture"] == "llama":

@@ -115,7 +115,7 @@ def _library_command(python: str) -> str:
 
 
 def _candidates(python: str) -> list[Path]:
-    """Return the programs that may be such an interpreter, the preferred ones first."""
+    """Return where an interpreter of version ``python`` may be, the preferred places first."""
     name = f"python{python}"
     candidates = []
     if sysconfig.get_python_version() == python:

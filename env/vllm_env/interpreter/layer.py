@@ -198,6 +198,7 @@ def make_local_channel(workspace: Workspace, python: str) -> None:
         new = staging / "channel"
         subdir = this_platform().conda
         make_package(interpreter, new / subdir, staging)
+        # Every channel has this folder.
         (new / "noarch").mkdir()
         # Keep the packages of other Python versions.
         for file in channel.glob(f"{subdir}/python-*.conda"):

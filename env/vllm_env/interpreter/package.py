@@ -125,7 +125,9 @@ def _check_start(program: Path, packages: Path) -> None:
     """Start the packed interpreter, and check that it uses packages only in its own tree."""
     output = run([program, "-I", "-B", "-c", _CHECK], what="start the packed interpreter")
     for name, value in json.loads(output.splitlines()[-1]).items():
+        # ``packages`` is PREFIX/lib/pythonX.Y/site-packages.
         expected = packages.parents[2] if name == "sys.prefix" else packages
+        # site.getsitepackages() is a list.
         folders = [value] if isinstance(value, str) else value
         if [Path(folder).resolve() for folder in folders] != [expected.resolve()]:
             raise VllmEnvError(

@@ -100,7 +100,10 @@ def outside(library: str, profile: str) -> bool:
 def tolerated(
     file: str, library: str, rules: Mapping[str, tuple[str, ...]] = TOLERATED_LIBRARIES
 ) -> bool:
-    """Return whether a file of the environment may lack a library."""
+    """Return whether a file of the environment may lack a library by the ``rules``.
+
+    These are patterns of files, each with patterns of the libraries that such a file may lack.
+    """
     return any(
         fnmatch.fnmatchcase(file, files) and fnmatch.fnmatchcase(library, pattern)
         for files, libraries in rules.items()

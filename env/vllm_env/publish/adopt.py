@@ -96,10 +96,11 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
     if not adopted_before:
         difference = _new_difference(source, text, config, rewritten)
     elif os.path.lexists(target / CONFIG_NAME):
+        # Adopting again replaces only the code.
         own = read_documents(target)
         difference = _code_difference(target, template)
     else:
-        # The build will copy the missing files from the source.
+        # Without a configuration, the build will also copy the missing files from the source.
         own = read_documents(target, source)
         difference = _unified(CONFIG_NAME, "", config) + _code_difference(target, template)
     return Adoption(

@@ -144,8 +144,8 @@ def staging_place(target: Path) -> Path | None:
     # Renaming needs one file system and write permission in both folders.
     if place.stat().st_dev != repository.stat().st_dev:
         return None
-    writable = all(os.access(folder, os.W_OK | os.X_OK) for folder in (place, repository))
-    return place if writable else None
+    are_writable = all(os.access(folder, os.W_OK | os.X_OK) for folder in (place, repository))
+    return place if are_writable else None
 
 
 def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: Path) -> None:
@@ -189,6 +189,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             write_set(built, staging)
             missing = stage_additions(built, template, target, staging / "missing")
             *others, manifest = BUILT_NAMES
+            # Noted before they are placed: a failure may come in the middle.
             placed += [target / name for name in BUILT_NAMES]
             placed += [target / path.name for path in missing.iterdir()]
             # 2) Rename them: environment, code and arguments, config.pbtxt. A server that polls

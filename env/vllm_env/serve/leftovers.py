@@ -79,8 +79,10 @@ def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -
             # /proc/PID/maps names a mapped file by device and inode, too; see _used().
             device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
             names = {str(path), f"{device} {status.st_ino}"}
-            in_use = names & used or any(name.startswith(f"{path}/") for name in used)
-            if not in_use and status.st_mtime < oldest:
+            # The file itself, or a file in the folder.
+            is_used = names & used or any(name.startswith(f"{path}/") for name in used)
+            # A younger one may soon be used.
+            if not is_used and status.st_mtime < oldest:
                 abandoned.append(Abandoned(path, tree_size(path)))
     return abandoned
 

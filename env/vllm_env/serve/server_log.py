@@ -23,18 +23,20 @@ _HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to ini
 def load_failure(log: Path, *, start: int = 0) -> tuple[str, str]:
     """Return why the model was not loaded, in one line, and the lines of the log that add to it.
 
-    Both are read from byte ``start`` on. Without a reason from Triton the first one is empty.
+    The reason is read from byte ``start`` on. It is "" if Triton has logged none.
     """
     failures = _LOAD_FAILED.findall(read(log, start=start))
     if not failures:
         return "", telling_lines(log)
+    # "At:" begins the frames of the Python error.
     reason = _plain(failures[-1].removesuffix('"')).partition(" At: ")[0].strip()
-    own = _CONFIG_ERROR.sub("", reason)
-    if own != reason:
-        return own, ""
-    return reason, "\n".join(
-        line for line in telling_lines(log).splitlines() if reason not in _plain(line)
-    )
+    # An error of the model itself needs no lines.
+    models_own = _CONFIG_ERROR.sub("", reason)
+    if models_own != reason:
+        return models_own, ""
+    # The lines that repeat the reason add nothing.
+    lines = [line for line in telling_lines(log).splitlines() if reason not in _plain(line)]
+    return reason, "\n".join(lines)
 
 
 def _plain(text: str) -> str:
