@@ -130,9 +130,10 @@ def remove_unused(place: str, keep: int = _KEPT, *, dry_run: bool = False) -> li
                 unused.remove(tree)
                 keep -= 1
             removed += unused
-            # Only under this key's own lock: a start may use another key again by now.
-            for path in () if dry_run else unused:
-                shutil.rmtree(path, ignore_errors=True)
+            # Under this key's own lock: a start may use another key again by now.
+            if not dry_run:
+                for path in unused:
+                    shutil.rmtree(path, ignore_errors=True)
     return removed
 
 
@@ -166,6 +167,7 @@ def hold(tree: str) -> bool:
     try:
         handle = os.open(f"{tree}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
+        # No process has unpacked this environment here.
         return False
     is_held = False
     try:

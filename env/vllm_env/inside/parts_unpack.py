@@ -279,9 +279,6 @@ def _run_workers(
         UnpackError: a part has changed.
         OSError: the folder cannot be written.
     """
-    # Each thread of the pool waits for a process. tarfile and the creation of 60,000 files hold the
-    # interpreter's lock. 16 cores write 7.6 GB in 8 to 12 s, where tar on one core takes 61 to 74 s
-    # (an H200's host).
     # The largest first: a large one at the end would keep the other cores waiting.
     jobs = sorted(description["parts"], key=lambda part: part["unpacked"], reverse=True)
     workers = min(_MOST_WORKERS, len(jobs) + 1, cores())
@@ -289,6 +286,9 @@ def _run_workers(
     tell(f"unpacking {gigabytes} with {workers} processes into {staging}")
     done = 0
     last_report = time.monotonic()
+    # Each thread waits for a process, since tarfile and the creation of 60,000 files hold the
+    # interpreter's lock. 16 cores write 7.6 GB in 8 to 12 s, where tar on one core takes 61 to 74 s
+    # (an H200's host).
     with ThreadPoolExecutor(workers) as pool:
         # The bytes that are unpacked when a future is done.
         sizes = {pool.submit(_run_worker, lock, "base", _prefix, staging, *OWN): 0}

@@ -62,10 +62,11 @@ class Archive(Layout):
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """Return a prefix's archive from the cache, or pack it."""
         key = self.key(prefix.key)
-        known = find_packed(workspace.cache, key, self.files)
-        if known:
-            return known
+        cached = find_packed(workspace.cache, key, self.files)
+        if cached:
+            return cached
         contents = contents_of(prefix.path)
+        # Half is an estimate.
         require_space(workspace.cache.root, contents.size // 2, "the archive")
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"

@@ -70,12 +70,13 @@ class Parts(Archive):
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """Return a prefix's small archive and parts from the cache, or pack them."""
         key = self.key(prefix.key)
-        known = find_packed(workspace.cache, key, self.files)
-        if known:
-            return replace(known, prefix=prefix.path)
+        cached = find_packed(workspace.cache, key, self.files)
+        if cached:
+            return replace(cached, prefix=prefix.path)
         contents = PartsContents()
         contents_of(prefix.path, contents)
         unpacked = contents.base.size + sum(part.size for part in contents.parts)
+        # Half is an estimate.
         require_space(workspace.cache.root, unpacked // 2, "the archive")
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"
@@ -110,7 +111,7 @@ class Parts(Archive):
         yield Tree(small, complete=False)
         report.step("parts")
         unpack_into = partial(_unpack_parts, small, parts, packed.prefix)
-        # None is no folder of the servers: the parts are then unpacked into the scratch folder.
+        # Without a folder where servers look for it, unpack into the scratch folder.
         place: AbstractContextManager[Path | None] = nullcontext()
         if keep:
             place = unpacked_for_servers(small, unpack_into)

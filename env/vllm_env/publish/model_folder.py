@@ -155,7 +155,7 @@ def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path
 
 
 def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> _Ignore:
-    """Return what of the template is left out; with ``only_lacking``, also what ``target`` has."""
+    """Return ``ignore`` to copy the template, or with ``only_lacking`` what ``target`` lacks."""
     # The template may be a model that was built and warmed itself. Its set and its caches belong
     # to another environment.
     patterns = shutil.ignore_patterns(
@@ -382,7 +382,7 @@ def _replace(source: str, target: str) -> None:
 
 
 def _ignore_of_code(volumes: list[Path]) -> _Ignore:
-    """Return what :func:`copy_code` leaves out; ``volumes`` are mounted below the folder."""
+    """Return ``ignore`` for :func:`copy_code`; ``volumes`` are mounted below the folder."""
     patterns = shutil.ignore_patterns(*_NOT_READ)
 
     def is_ignored(path: Path) -> bool:

@@ -279,7 +279,7 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:
-    """Check the answers; each one comes after its prompt.
+    """Check the answers, which are pairs of prompt and answer.
 
     Raises:
         VllmEnvError: an answer is empty, or does not begin as expected.
