@@ -77,16 +77,16 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
                 file, text, pattern=pattern, value=f'"{value}"', wanted=wanted, field=field
             )
     # 2) The parameter that names the environment.
-    place = f"{MODEL_DIRECTORY}/{environment}"
+    path = f"{MODEL_DIRECTORY}/{environment}"
     if ENVIRONMENT_PARAMETER not in wanted.parameters:
-        added = _ADDED.format(name=ENVIRONMENT_PARAMETER, place=place)
+        added = _ADDED.format(name=ENVIRONMENT_PARAMETER, place=path)
         return f"{text.rstrip()}\n{added}"
     parameter = wanted.parameters[ENVIRONMENT_PARAMETER]
-    if parameter.string_value == place:
+    if parameter.string_value == path:
         return text
-    parameter.string_value = place
+    parameter.string_value = path
     return _edited(
-        file, text, pattern=_PLACE, value=f'"{place}"', wanted=wanted, field="string_value"
+        file, text, pattern=_PLACE, value=f'"{path}"', wanted=wanted, field="string_value"
     )
 
 
