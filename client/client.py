@@ -203,6 +203,7 @@ def _store_figures(options: argparse.Namespace, result: Result) -> dict[str, Any
     Raises:
         ClientError: a file cannot be written.
     """
+    # Late, as in _send: with --help, no module of loadtest is needed.
     from loadtest.report import figures_of, write_plot, write_report
 
     figures = figures_of(options, result)

@@ -21,7 +21,8 @@ VERSION_FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "vll
 # and the first version that has a member.
 _CLASS = re.compile(r"`+(vllm(?:\.\w+)+)`")
 _SINCE = re.compile(r"\bsince (0\.\d+)")
-_VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
+# VLLM_ENV_ is ours.
+_VARIABLE = re.compile(r"VLLM_(?!ENV_)[A-Z0-9_]+")
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,13 @@ def _fetch_into_cache(requirement: str, folder: Path) -> None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # Next to the final folder, because a rename does not work across file systems.
+        place = tempfile.TemporaryDirectory(dir=folder.parent)
     except OSError as error:
         raise SourceError(
             f"{folder.parent} cannot be written ({error.strerror}): name another folder by --cache"
         ) from None
-    # Next to the final folder, because a rename does not work across file systems.
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    with place as scratch:
         unpacked = _unpack(_download(requirement, Path(scratch)), Path(scratch) / "sources")
         # It fails if another process has stored this version meanwhile.
         with contextlib.suppress(OSError):

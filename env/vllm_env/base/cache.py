@@ -215,7 +215,8 @@ class Cache:
     def evict(self, keep: set[Path], limit: int = _LIMIT_BYTES) -> None:
         """Remove the least recently used entries until ``limit`` bytes remain.
 
-        Entries with a path in ``keep`` stay, however full the cache is.
+        It does so once an hour at most. Entries with a path in ``keep`` stay, however full the
+        cache is.
         """
         marker = self.root / ".evicted"
         with contextlib.suppress(OSError):

@@ -255,6 +255,7 @@ def _path_entry(tree: Path, file: Path) -> dict[str, Any]:
 def _tar(tree: Path, files: list[Path]) -> bytes:
     """Return a tar archive of files below ``tree``, compressed with zstd."""
     buffer = io.BytesIO()
+    # As in layout/tar.py. PAX, Python's default, has further headers for unusual names and times.
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for file in files:
             name = file.relative_to(tree).as_posix()

@@ -189,9 +189,9 @@ class PartsContents(TarContents):
         is_module = name == module or name.endswith((".py", ".so"))
         if is_module and module.isidentifier() and module != "__pycache__":
             self.modules.add(module)
-        # A file that is larger than a part has a part of its own.
         last = self.parts[-1] if self.parts else None
-        if last is None or (last.pieces and last.size + size > _PART_BYTES):
+        # So a file that is larger than a part has a part of its own.
+        if last is None or last.size + size > _PART_BYTES:
             last = TarContents()
             self.parts.append(last)
         return last

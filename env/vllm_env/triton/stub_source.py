@@ -255,8 +255,9 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
         "TRITON_ENABLE_GPU": "ON" if options.gpu else "OFF",
         "PYBIND11_PYTHON_VERSION": minor,
     }
-    # The paths are given because the interpreter's own LIBDIR is the neutral prefix, where nothing
-    # exists. pybind11 2.6 to 2.13 and CMake's modules read them under one of these names.
+    # The paths are given because the interpreter's own LIBDIR is a placeholder for the folder into
+    # which it will be unpacked. Nothing exists there. pybind11 2.6 to 2.13 and CMake's modules read
+    # them under one of these names.
     for name in ("PYTHON", "Python", "Python3"):
         definitions[f"{name}_EXECUTABLE"] = prefix / "bin" / "python"
         definitions[f"{name}_LIBRARY"] = prefix / "lib" / f"libpython{minor}.so"

@@ -80,7 +80,7 @@ class Service:
         fit = engine.fit(when_dead=None)
         try:
             engine.attach(
-                start.server(
+                start.make_server(
                     plan,
                     engine,
                     fit,

@@ -12,7 +12,8 @@ ends without a reason, and the log gets a traceback.
 
 With the backend "auto", vLLM passes what xgrammar cannot read to EngineCore for guidance. But
 EngineCore keeps the compiler of its first constraint, which is nearly always xgrammar. So what
-xgrammar refuses is refused here, whatever came first.
+xgrammar refuses is refused here, whatever came first. The exception is a Lark grammar for Mistral's
+tokenizer, which vLLM always gives to guidance.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Trials:
         if constraint in self._passed or not vllm_api.compiles_with_xgrammar(llm):
             return
         await self._slots.acquire()
-        self._begin()
+        self._keep_worker()
         attempt = asyncio.ensure_future(self._attempt(llm, constraint))
         # A request that is cancelled does not stop its worker, which then still needs the slot.
         # Clients that leave would otherwise have any number of constraints tried at once.
@@ -153,8 +154,8 @@ class Trials:
                 f"structured_outputs.{constraint.name} could not be compiled in time: try again"
             ) from None
 
-    def _begin(self) -> None:
-        """Keep the worker while a constraint is being tried."""
+    def _keep_worker(self) -> None:
+        """Count a trial; the worker does not end before its last one."""
         self._under_way += 1
         if self._ending is not None:
             self._ending.cancel()

@@ -87,7 +87,7 @@ class Engine:
         self._silence = pace.silence or vllm.step_timeout_s
         self._patience = Patience(self._silence, pace.idle)
         self._translator = Translator(vllm, log)
-        self._thread = LoopThread(self._translator.note, log)
+        self._thread = LoopThread(self._translator.log_error, log)
         self._loop = self._thread.loop
         # Set by ``_load``. It stays when the engine has died, unlike ``jobs.llm``.
         self._llm: EngineClient
@@ -136,9 +136,9 @@ class Engine:
         """
         return vllm_api.Parsers(self._llm, names)
 
-    def note(self, what: str, error: Exception) -> None:
+    def log_error(self, what: str, error: Exception) -> None:
         """Log an exception; the first one from a place in the code is logged with its traceback."""
-        self._translator.note(what, error)
+        self._translator.log_error(what, error)
 
     def attach(self, front: Front) -> None:
         """Let another API serve from now on.
@@ -228,7 +228,7 @@ class Engine:
                 vllm_api.forget_texts()
                 self._loop.run_in_executor(None, spare_memory.give_back)
         except Exception as error:  # noqa: BLE001 - the next check may find more
-            self._translator.note("the engine could not be checked", error)
+            self._translator.log_error("the engine could not be checked", error)
         self._loop.call_later(self._pace.health_period, self._check)
 
     def _loss(self) -> Loss | None:
@@ -274,7 +274,7 @@ class Engine:
                 self._hung_for = silence
         except Exception as error:  # noqa: BLE001 - is_dead finds a dead engine
             if not vllm_api.is_dead(llm):
-                self._translator.note("the engine could not be asked", error)
+                self._translator.log_error("the engine could not be asked", error)
         finally:
             self._answered_at = self._loop.time()
 

@@ -188,7 +188,7 @@ class Jobs:
         try:
             job.delivery.end(last)
         except Exception as error:  # noqa: BLE001 - nothing else would answer the request
-            self._translator.note("an answer was not queued", error)
+            self._translator.log_error("an answer was not queued", error)
             job.delivery.give_up()
 
     def _let_go(self, job: Job[Any]) -> None:

@@ -44,7 +44,7 @@ class Translator:
             return UnavailableError(f"the engine cannot take the request now: {error}")
         if vllm_api.is_refusal(self._vllm, error):
             return InvalidRequestError(str(error).strip())
-        self.note("request failed", error)
+        self.log_error("request failed", error)
         return InternalError("the engine failed on this request; the server's log has the details")
 
     def own(self, error: Exception) -> AdapterError | None:
@@ -68,10 +68,10 @@ class Translator:
         # the handler ends, and vLLM is dead. That is no request's fault.
         if not isinstance(error, self._vllm.EngineDeadError) and error is not self._last:
             self._last = error
-            self.note("vLLM's output handler failed", error)
+            self.log_error("vLLM's output handler failed", error)
         return UnavailableError(DEAD)
 
-    def note(self, what: str, error: Exception) -> None:
+    def log_error(self, what: str, error: Exception) -> None:
         """Log an exception; the first one from a place in the code is logged with its traceback."""
         places = traceback.extract_tb(error.__traceback__)
         # Kinds are told apart without the text, which may contain a request's own values and then

@@ -198,7 +198,7 @@ class Runner:
             await llm.check_health()
         # Whatever vLLM raises, it says that the engine is not healthy.
         except Exception as error:  # noqa: BLE001
-            self._translator.note("vLLM's health check failed", error)
+            self._translator.log_error("vLLM's health check failed", error)
             jobs.note_unhealthy(llm)
             # In a thread: it waits for the server, which may be loading another model.
             await self._loop.run_in_executor(None, self._when_unhealthy)
@@ -241,7 +241,7 @@ class Runner:
         try:
             gathering.take(number, item)
         except Exception as error:  # noqa: BLE001 - as in _take_output
-            self._translator.note("an output was not taken", error)
+            self._translator.log_error("an output was not taken", error)
             self._jobs.abort(job, InternalError(REQUEST_FAILED))
 
     def _take_output(self, job: Job[Any], item: Output | Exception) -> None:
@@ -275,6 +275,6 @@ class Runner:
                 job.delivery.put(item)
         except Exception as error:  # noqa: BLE001
             # It would end vLLM's output handler, and with it all other requests.
-            self._translator.note("an output was not taken", error)
+            self._translator.log_error("an output was not taken", error)
             with contextlib.suppress(Exception):
                 self._jobs.abort(job, InternalError(REQUEST_FAILED))

@@ -193,7 +193,7 @@ def _is_allowed(limits: Limits, url: str) -> bool:
         return False
     try:
         parts = urlsplit(url)
-        host = (parts.hostname or "").lower()
+        host = parts.hostname or ""
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and host in limits.allowed_media_domains

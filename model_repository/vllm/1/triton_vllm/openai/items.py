@@ -142,7 +142,7 @@ def drop_log_probabilities(items: Any) -> bool:
 def count_values(value: Any, enough: int) -> int:
     """Return the number of values in a JSON value, or a number above ``enough``.
 
-    The schema of a tool's parameters counts as one: vLLM takes any.
+    A value named ``parameters``, such as a tool's schema, counts as one: vLLM takes any.
     """
     count = 0
     waiting = [value]

@@ -1,4 +1,4 @@
-"""What the load and the service need of this room; they import it if OPENAI_PORT is set."""
+"""What the load and the service need of this package; they import it if OPENAI_PORT is set."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def plan(
     return made
 
 
-def server(
+def make_server(
     plan: Plan, engine: Engine, fit: Fit, *, vllm: Vllm, adapters: Adapters, refusals: Refusals
 ) -> Server:
     """Return the server of a running engine; ``Engine.attach`` starts it."""
@@ -141,4 +141,4 @@ def server(
         adapters=adapters,
         refusals=refusals,
     )
-    return Server(plan, rules, engine.note)
+    return Server(plan, rules, engine.log_error)

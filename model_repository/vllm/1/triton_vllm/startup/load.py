@@ -82,6 +82,8 @@ class Model:
 
     def close(self) -> None:
         """Let requests in flight finish within a time limit, then end every process and thread."""
+        # The engine first: its requests send until they end. The seat last: whoever leaves last
+        # removes the folder that the engine uses.
         self.engine.stop(self.prepared.settings.unload_grace_s)
         self.watch.close()
         self.send_watch.close()
