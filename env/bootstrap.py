@@ -63,11 +63,13 @@ def main(arguments: list[str]) -> int:
             if len(arguments) < 3:
                 say("usage: bootstrap.py --environment FOLDER LOCK")
                 return 2
+            # The options of a build without any: ensure() asks for --quiet and --offline.
             _, options = parse([])
             ensure(Path(arguments[1]).absolute(), Path(arguments[2]), options)
             return 0
         # A wrong option, --help and --version need no tools, so they come first.
         _, options = parse(arguments)
+        # Raises an error on a machine that no environment is built for.
         this_platform()
         settle_home(TOOLS / "cache", parts_places.without_home())
         folder = tools_folder()
@@ -98,7 +100,7 @@ def tools_folder() -> Path:
 
 
 def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
-    """Make an environment if it is missing; return whether it was made.
+    """Make a virtual environment with the packages of a lock; return whether it was missing.
 
     Raises:
         VllmEnvError: it cannot be made, or --offline forbids it.
@@ -113,7 +115,7 @@ def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
     give(folder.parent, owner)
     waiting = "tools      … another build makes them; waiting for it to end"
     with locked(folder.parent, lambda: say(waiting)):
-        # The other build has made it.
+        # The build that held the lock has made it.
         if is_made(folder, lock):
             return False
         started = time.monotonic()
@@ -159,7 +161,7 @@ def sources_of(options: argparse.Namespace) -> list[str]:
     cause = "No --wheelhouse was given."
     if options.wheelhouse:
         tools = options.wheelhouse / "tools"
-        # --isolated, --no-index: no registry of pip's configuration is asked, too.
+        # --isolated and --no-index: pip must not ask the registries of its configuration as well.
         if tools.is_dir():
             return ["--isolated", "--no-index", "--find-links", str(tools.absolute())]
         cause = f"{options.wheelhouse} has no folder tools."
@@ -175,36 +177,22 @@ def sources_of(options: argparse.Namespace) -> list[str]:
 
 
 def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None:
-    """Make the virtual environment and install the lock into it."""
-    # 1) The environment. By its stamp, even an unfinished one can be removed later.
-    stamp = folder / ".stamp"
-    if stamp.is_file():
-        stamp.unlink()
-    run(
-        [sys.executable, "-I", "-m", "venv", "--clear", "--without-pip", folder],
-        what="make a virtual environment",
-        remedy=f"Install Python's venv module (apt-get install python{PYTHON}-venv).",
-    )
-    stamp.write_text(f"{sys.executable} {VERSION} unfinished\n", "utf-8")
-    # pip looks for this file in the prefix of its interpreter, which is now the new environment.
-    (folder / "pip.conf").symlink_to(Path(sys.prefix, "pip.conf"))
-    # 2) A pip. A pip older than 22.3 cannot install for another interpreter (--python), so that
-    # interpreter gets the host's. It is linked alone, without the packages next to it.
+    """Make the virtual environment and install the lock into it.
+
+    Args:
+        folder: the environment. What is in it is removed.
+        lock: a file of requirements with hashes.
+        sources: pip's options for a wheelhouse, as :func:`sources_of` returns them.
+        live: whether to show the installer's current line on the terminal.
+
+    Raises:
+        VllmEnvError: a package cannot be fetched, or is not in the environment afterwards.
+    """
     python = folder / "bin" / "python"
     host = folder / "host"
-    pip = importlib.util.find_spec("pip")
-    if pip and pip.submodule_search_locations:
-        host.mkdir()
-        (host / "pip").symlink_to(pip.submodule_search_locations[0])
-    else:
-        # The second choice: it starts later, and Debian has it in a package of its own.
-        run(
-            [python, "-m", "ensurepip"],
-            what="get a pip",
-            remedy="Install pip (apt-get install python3-pip).",
-            cwd=folder,
-        )
-    # 3) What pip installs: uv, which needs 3 s for the rest where pip needs 15.
+    _make_empty(folder)
+    _provide_pip(python, host)
+    # pip installs uv, and uv the rest: it needs 3 s for that, and pip would need 15.
     changes = {**dict.fromkeys(ASTRAY, ""), "PYTHONPATH": str(host)}
     remedy = "Check that the package registry answers (pip config list)."
     if sources:
@@ -216,19 +204,19 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
         )
     pip_command = [python, "-c", RUN, "pip"]
     options = ["--no-input", "--no-user", "--disable-pip-version-check", "--require-hashes"]
-    first = lock
-    uv = entry_of("uv", lock)
-    if uv:
-        first = folder / "uv.txt"
-        first.write_text(uv, "utf-8")
     messages: dict[str, Any] = {"what": f"install the packages of {lock}", "remedy": remedy}
     messages["on_line"] = _show if live else None
+    # A lock without uv is installed by pip alone.
+    requirements = lock
+    uv = entry_of("uv", lock)
+    if uv:
+        requirements = folder / "uv.txt"
+        requirements.write_text(uv, "utf-8")
     try:
-        arguments = [*sources, *options, "--no-compile", "--requirement", first]
+        arguments = [*sources, *options, "--no-compile", "--requirement", requirements]
         Network().program([*pip_command, "install", *arguments], env=changes, **messages)
         # pip ends with 0 also if its configuration sends the packages to another folder.
-        require_installed(folder, first)
-        # 4) The rest
+        require_installed(folder, requirements)
         if uv:
             command = [*pip_command, "config", "list"]
             listing = run(command, what="read pip's configuration", env=changes)
@@ -236,15 +224,59 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
             require_installed(folder, lock)
     finally:
         if live:
+            # Clear the line of the terminal.
             sys.stderr.write("\r\033[K")
+
+
+def _make_empty(folder: Path) -> None:
+    """Make a virtual environment without packages; pip in it has the host's configuration."""
+    # remove_outdated() knows an environment by its stamp, so an unfinished one needs one, too.
+    stamp = folder / ".stamp"
+    if stamp.is_file():
+        stamp.unlink()
+    run(
+        [sys.executable, "-I", "-m", "venv", "--clear", "--without-pip", folder],
+        what="make a virtual environment",
+        remedy=f"Install Python's venv module (apt-get install python{PYTHON}-venv).",
+    )
+    stamp.write_text(f"{sys.executable} {VERSION} unfinished\n", "utf-8")
+    # pip looks for this file in the prefix of its interpreter, which is now the new environment.
+    (folder / "pip.conf").symlink_to(Path(sys.prefix, "pip.conf"))
+
+
+def _provide_pip(python: Path, host: Path) -> None:
+    """Let an environment's interpreter import a pip, with ``host`` in its PYTHONPATH.
+
+    Args:
+        python: the interpreter.
+        host: a folder to make, with a link to the pip of the Python that runs this.
+    """
+    # A pip older than 22.3 cannot install for another interpreter (--python). So the environment's
+    # own interpreter runs the host's pip. It is linked alone, without the packages next to it.
+    pip = importlib.util.find_spec("pip")
+    if pip and pip.submodule_search_locations:
+        host.mkdir()
+        (host / "pip").symlink_to(pip.submodule_search_locations[0])
+    else:
+        # The second choice: it starts later, and Debian has it in a package of its own.
+        run(
+            [python, "-m", "ensurepip"],
+            what="get a pip",
+            remedy="Install pip (apt-get install python3-pip).",
+            cwd=python.parents[1],
+        )
 
 
 def with_uv(
     folder: Path, lock: Path, config: PipConfig, sources: list[str], messages: dict[str, Any]
 ) -> None:
-    """Install a lock with the environment's own uv, from where pip would take the packages."""
+    """Install a lock with the environment's own uv, from where pip would take the packages.
+
+    ``messages`` are the arguments ``what``, ``remedy`` and ``on_line`` of ``process.run``.
+    """
     from_where = config.uv_arguments()
     if sources:
+        # Of pip's options, uv knows only the folder.
         from_where = ["--offline", "--no-index", *sources[sources.index("--find-links") :]]
     how = ["--link-mode", "hardlink"]
     if serves_another():

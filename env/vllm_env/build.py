@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from vllm_env.model.manifest import MANIFEST_NAME, Manifest, adopted_from, descr
 from vllm_env.model.sbom import render_sbom
 from vllm_env.plan import Plan, find_published, resolve
 from vllm_env.prefix.file_owners import foreign_libraries
-from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
+from vllm_env.prefix.prefix import Prefix, make_prefix
 from vllm_env.publish.exchange import remove_abandoned_staging
 from vllm_env.publish.model_config import (
     changes_count,
@@ -31,12 +30,11 @@ from vllm_env.publish.model_config import (
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.serve.leftovers import server_runs
-from vllm_env.serve.proof import CLIENT, PROMPTS, remember, state_before_run
-from vllm_env.serve.smoke import SmokeRequest, SmokeResult, copied, smoke_run
-from vllm_env.serve.standin import FACTS, ensure_standin
+from vllm_env.serve.proof import state_before_run
+from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed, warm
-from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
-from vllm_env.sketch import BuildRequest, check_server, make_sketch, subject_of
+from vllm_env.sketch import BuildRequest, check_server, make_sketch
+from vllm_env.smoke_stage import SmokeStage
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.together import beside
@@ -105,20 +103,33 @@ class _Build:
         """Return the exact files."""
         return self.plan.lock
 
+    @property
+    def _smoke_stage(self) -> SmokeStage:
+        """Return the stage that serves the model and asks it."""
+        return SmokeStage(self.workspace, self.plan, self._prefix)
+
     def run(self) -> BuildResult:
+        """Build, check and publish the model, unless the published one is up to date.
+
+        Raises:
+            VllmEnvError: a stage failed; the model repository is unchanged.
+        """
         target = self.request.model_folder
         published = find_published(target, self.plan.key)
         # The key does not tell that an adopted model has outdated code or configuration, or that
         # the user asks for another count of instances.
         outdated = self.request.adoption and self.request.adoption.outdated
-        if published and not outdated and not changes_count(target, self.request.count):
+        is_current = not outdated and not changes_count(target, self.request.count)
+        if published and is_current:
             report.note(f"{target} is up to date; nothing to build")
             # A build that was killed after the exchange has published this model, and has left the
             # old files.
             remove_abandoned_staging(target.resolve().parent)
             # The model needs this file, and the user may have removed it.
             write_engine_args(TEMPLATE, target)
-            smoke = self._prove_again(target, published) if self.request.smoke else None
+            smoke = None
+            if self.request.smoke:
+                smoke = self._smoke_stage.prove_again(target, published)
             result = self._result(target, published, smoke, rebuilt=False)
         else:
             result = self._rebuild()
@@ -128,10 +139,15 @@ class _Build:
         return result
 
     def _rebuild(self) -> BuildResult:
+        """Make all files of the model, check them, serve them in the smoke run, and publish them.
+
+        Raises:
+            VllmEnvError: a stage failed; nothing is published.
+        """
         workspace = self.workspace
         request = self.request
         triton = self.plan.triton
-        # Otherwise it was checked with the sketch.
+        # make_sketch() has checked it for a build that starts a server in any case.
         if not self.plan.sketch.serves_anyway:
             check_server(request, self.lock.spec.profile)
         # 1) Make the files
@@ -149,9 +165,9 @@ class _Build:
                 before = state_before_run(candidate, triton.path)
 
                 def serve() -> SmokeResult:
-                    # If the stand-in could not be made, this raises the error.
-                    made = standin.result() if standin else None
-                    return self._smoke(candidate, prefix, made)
+                    # If the stand-in could not be made, result() raises the error.
+                    standin_model = standin.result() if standin else None
+                    return self._smoke_stage.run(candidate, prefix, standin_model)
 
                 smoke = self._verify(stub, packed, serve)
         else:
@@ -161,7 +177,7 @@ class _Build:
             model = publish(workspace, built, request.repository, request.model, request.template)
             report.step(str(model))
         if smoke:
-            self._keep_proof(model, manifest, smoke, before)
+            self._smoke_stage.keep_proof(model, manifest, smoke, before)
         self._evict(prefix, packed)
         return self._result(model, manifest, smoke, rebuilt=True)
 
@@ -186,6 +202,7 @@ class _Build:
         return built, manifest
 
     def _evict(self, prefix: Prefix, packed: Packed) -> None:
+        """Make room in the cache; keep what this build made, and what a server may read."""
         keep = {prefix.path.parent, packed.path}
         # A server marks its copy of vLLM's caches as used only when it starts. Weeks later, vLLM
         # still reads a file there when it meets a new shape.
@@ -209,6 +226,7 @@ class _Build:
     def _result(
         self, model: Path, manifest: Manifest, smoke: SmokeResult | None, *, rebuilt: bool
     ) -> BuildResult:
+        """Return the build's result from what differs between a new model and an unchanged one."""
         return BuildResult(
             model=model,
             manifest=manifest,
@@ -219,12 +237,13 @@ class _Build:
         )
 
     def _prefix(self) -> Prefix:
+        """Return the conda prefix with the lock's wheels; make it if the cache does not have it."""
         with report.stage("prefix"):
             # Libraries that the environment lacks are taken from this Triton first.
             triton = self.plan.triton.path
             prefix = make_prefix(self.workspace, self.lock, self.request.keep, triton)
-            made = f"{len(self.lock.wheels)} wheels, bytecode compiled"
-            report.step("reused" if prefix.reused else made)
+            step = f"{len(self.lock.wheels)} wheels, bytecode compiled"
+            report.step("reused" if prefix.reused else step)
         return prefix
 
     def _stub(self, prefix: Prefix) -> Stub:
@@ -234,10 +253,14 @@ class _Build:
         return stub
 
     def _pack(self, prefix: Prefix) -> tuple[Packed, Future[Path] | None]:
-        """Pack the environment; make the stand-in meanwhile if the smoke run will serve it."""
+        """Pack the environment, and make the stand-in meanwhile if the smoke run will serve it.
+
+        Returns:
+            The packed environment, and the future of the stand-in's folder; None without it.
+        """
         layout = self.request.layout
         with report.stage(layout.name):
-            with self._making_standin(prefix) as standin:
+            with self._smoke_stage.making_standin(prefix) as standin:
                 packed = layout.pack(self.workspace, prefix)
             environment = packed.environment
             step = "the environment as it is"
@@ -249,25 +272,32 @@ class _Build:
             report.step(step)
         return packed, standin
 
-    def _making_standin(self, prefix: Prefix) -> AbstractContextManager[Future[Path] | None]:
-        request = self.request
-        # What an adopted model serves is known later.
-        if not request.smoke or request.smoke_model or request.adoption:
-            return nullcontext()
-        # It takes one core for 4 s.
-        return beside(partial(ensure_standin, self.workspace, prefix.python))
-
     def _verify(
         self, stub: Stub, packed: Packed, serve: Callable[[], SmokeResult] | None
     ) -> SmokeResult | None:
-        """Check the environment unless it has passed before; serve the model, at best meanwhile."""
+        """Check the environment unless it has passed before, and serve the model.
+
+        Args:
+            stub: the stub.
+            packed: the environment.
+            serve: does the smoke run; None if there is none. It runs at the same time as the
+                checks if the disk space allows it.
+
+        Returns:
+            The result of ``serve``; None without it.
+
+        Raises:
+            VllmEnvError: a check or the smoke run failed.
+        """
         workspace = self.workspace
         layout = self.request.layout
         lock = self.lock
         expected = Expected(
             stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile
         )
+        # An empty file in the cache, if an environment has passed these checks.
         mark = verified_mark(workspace, packed.identity, stub.sha256, expected)
+        # The smoke run of a thread, if it runs meanwhile.
         served = None
         with report.stage("verify"):
             if mark.is_file():
@@ -281,11 +311,11 @@ class _Build:
                     # 2) Check it, and serve the model meanwhile.
                     self._serving(serve) as served,
                 ):
-                    # A server needs a core for 17 s, so the checks leave it one.
+                    # A server needs a core for 17 s, so the checks leave it one. None: all cores.
                     spare = max(1, parts_unpack.cores() - 1) if served else None
                     notes = verify_tree(workspace, tree, expected, at_once=spare)
-                # 3) Tell the next build, also if the smoke run fails. An environment that failed is
-                # in the cache, too.
+                # 3) Let the next build skip the checks, even if the smoke run fails. Without the
+                # mark they run again: the cache also keeps an environment that failed.
                 write_whole(mark, "")
                 for note in notes:
                     report.note(note)
@@ -298,96 +328,17 @@ class _Build:
     def _serving(
         self, serve: Callable[[], SmokeResult] | None
     ) -> AbstractContextManager[Future[SmokeResult] | None]:
-        """Serve the model while a block runs, unless that needs the space of the open tree."""
-        # Triton would extract it again.
+        """Serve the model in a thread while a block runs, and yield the future of the result.
+
+        Yield None if there is nothing to serve, or if Triton extracts this layout: the block has
+        already extracted it once, and the disk need not have the space for both.
+        """
         if serve is None or self.request.layout.extracted_space(self.lock.spec.profile):
             return nullcontext()
         return beside(serve)
 
-    def _prove_again(self, model: Path, manifest: Manifest) -> SmokeResult | None:
-        if self.plan.sketch.proof:
-            return self.plan.sketch.proof
-        before = state_before_run(model, self.plan.triton.path)
-        smoke = self._smoke_again(model)
-        if smoke:
-            self._keep_proof(model, manifest, smoke, before)
-        return smoke
-
-    def _keep_proof(
-        self, model: Path, manifest: Manifest, smoke: SmokeResult, before: dict[str, Any]
-    ) -> None:
-        """Keep the result of a smoke run for the next build with nothing to do."""
-        # The stand-in's name in the engine arguments belongs to the state that is kept.
-        self._offer_standin(model, smoke)
-        subject = subject_of(self.request, manifest, self.plan.triton)
-        # The model is published. Without the proof, the next build only serves it again.
-        try:
-            if subject and state_before_run(model, subject.triton) == before:
-                remember(self.workspace.cache, subject, smoke)
-        except (OSError, ValueError) as error:
-            report.debug(f"the answers of the smoke run are not kept: {error}")
-
-    def _smoke_again(self, model: Path) -> SmokeResult | None:
-        prefix = None
-        if not self.request.smoke_model:
-            # Only an environment can make the stand-in, and a container's cache may be gone.
-            is_there = has_prefix(self.workspace, self.lock, self.request.keep)
-            if not is_there and not self.request.smoke_again:
-                report.note(
-                    "no smoke run: the cache no longer has an environment to make its stand-in"
-                )
-                return None
-            prefix = self._prefix()
-        with copied(self.workspace, model) as copy:
-            return self._smoke(copy, prefix)
-
-    def _smoke(
-        self, model: Path, prefix: Prefix | None, standin: Path | None = None
-    ) -> SmokeResult:
-        """Serve a model that is staged for it."""
-        workspace = self.workspace
-        named = self.request.smoke_model
-        adoption = self.request.adoption
-        own = own_model(workspace, adoption.own) if adoption and not named else {}
-        if prefix and not standin and not named and not own:
-            with report.stage("stand-in"):
-                standin = ensure_standin(workspace, prefix.python)
-        log = workspace.cache.path("smoke-server.log")
-        # The server appends to its log, and an error must not show another server's lines.
-        log.unlink(missing_ok=True)
-        # The first file of an adopted model holds its engine arguments.
-        engine_model = standin or named or next(iter(own.values()))["model"]
-        with report.stage("smoke run"):
-            smoke = smoke_run(
-                workspace,
-                SmokeRequest(
-                    binary=self.plan.triton.binary,
-                    model_folder=model,
-                    engine_model=str(engine_model),
-                    own=own,
-                    client=CLIENT,
-                    prompts=PROMPTS,
-                    log=log,
-                    gpu=self.lock.spec.profile == "cuda",
-                    # Only the stand-in's answers are known.
-                    expected=dict(FACTS) if standin else {},
-                ),
-            )
-            report.step(f"ready after {smoke.ready_seconds:.0f} s, {len(smoke.answers)} answers")
-        return smoke
-
-    def _offer_standin(self, model: Path, smoke: SmokeResult) -> None:
-        """If no model hub answers, let the model serve the stand-in for now."""
-        if self.request.smoke_model or is_fetchable(self.workspace, EXAMPLE_MODEL):
-            return
-        # Otherwise the second command of README.md would fail. A file that the user edited stays.
-        if offer_standin(TEMPLATE, model, Path(smoke.engine_args["model"]), smoke.engine_args):
-            report.note(
-                f"{model}: no model hub answers: it serves the smoke run's stand-in "
-                "until vllm_engine_args.json names your model"
-            )
-
     def _warm(self, result: BuildResult) -> Warmed:
+        """Load the published model once, so that vLLM fills the caches in the model's folder."""
         log = self.workspace.cache.path("warm-server.log")
         with report.stage("warm"):
             warmed = warm(self.workspace, result.triton.binary, result.model, log=log)

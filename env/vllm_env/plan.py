@@ -97,23 +97,27 @@ def resolve(workspace: Workspace, sketch: Sketch) -> Plan:
         report.step(f"{pinned}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = choose_stub(workspace, triton, lock.python, request.stub, sketch.stub_options)
     is_compiled = not stub.prebuilt and not triton.is_elsewhere
-    # Those of the environment are for all builds.
+    # Only for options: the same settings as environment variables are meant for all builds.
     if not is_compiled and request.stub_options != StubOptions.of():
         report.note("--triton-git-url, --boost-url and --jobs have no effect: no stub is compiled")
     for note in check_lock(lock, triton):
         report.note(note)
     if not sketch.is_foreign:
         _check_driver(lock, serves=request.smoke or request.warm)
-    packed = request.layout.key(prefix_key(lock, request.keep))
-    # Before Triton is installed, its stub has no digest yet.
+    packed_key = request.layout.key(prefix_key(lock, request.keep))
+    # A dry run does not install a missing Triton, and its stub has no digest before that.
     has_identity = triton.is_there or triton.is_elsewhere
-    key = key_of(packed, stub.identity, request.layout.name) if has_identity else ""
+    key = key_of(packed_key, stub.identity, request.layout.name) if has_identity else ""
     return Plan(sketch, triton, lock, stub, key)
 
 
 def _check_driver(lock: Lock, *, serves: bool) -> None:
-    """Compare this machine's driver with a lock; raise a VllmEnvError if the build will serve."""
-    # A CPU build has no CUDA version, and then nothing is asked.
+    """Report if this machine's NVIDIA driver is too old for the lock's CUDA version.
+
+    Raises:
+        VllmEnvError: it is too old, and the build will serve the model here.
+    """
+    # A CPU build has no CUDA version.
     what, remedy = too_old(lock.cuda) if lock.cuda else ("", "")
     if what and serves:
         raise VllmEnvError(
@@ -124,6 +128,7 @@ def _check_driver(lock: Lock, *, serves: bool) -> None:
 
 
 def _provision(workspace: Workspace) -> TritonRoot:
+    """Install the CPU Triton and return its root."""
     with report.stage("triton"):
         provision(workspace, PROVISIONED)
         triton = open_root(PROVISIONED)
@@ -145,7 +150,7 @@ def preview(workspace: Workspace, request: BuildRequest) -> Preview:
         return Preview(sketch, plan.stub, plan)
 
 
-def standing(model: Path, key: str) -> Manifest | None:
+def published_with(model: Path, key: str) -> Manifest | None:
     """Return the manifest of the published model if it has this content key, else None."""
     try:
         manifest = read_manifest(model)
@@ -157,16 +162,17 @@ def standing(model: Path, key: str) -> Manifest | None:
 
 def find_published(target: Path, key: str) -> Manifest | None:
     """Return the manifest of the published model if a build would give the same, else None."""
-    manifest = standing(target, key)
+    manifest = published_with(target, key)
     # is_whole() compares sizes only: an archive has several GB.
     if manifest is None or not manifest.is_whole(target):
         return None
     stub = target / manifest.stub.name
+    # The server uses its own stub. A file in the model would take its place.
     if not manifest.stub.is_in_model:
         return None if stub.exists() else manifest
     # Triton executes the stub. A copy by way of an object store loses the mode.
     is_executable = stub.is_file() and os.access(stub, os.X_OK)
-    # Sets that were built before have no libraries of the stub.
+    # An older version of this tool published no libraries of the stub. Then build again.
     has_libraries = (target / STUB_LIBRARIES).is_dir()
     is_whole = is_executable and has_libraries and file_sha256(stub) == manifest.stub.sha256
     return manifest if is_whole else None

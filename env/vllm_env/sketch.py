@@ -128,8 +128,10 @@ def choose_profile(
 
     The default is ``cuda`` with ``--cuda`` or in a Triton container with a GPU, else ``cpu``.
     """
+    if named:
+        return named
     # A spec that --save wrote has only one profile: the user need not name it.
-    if profile := named or (only_profile(spec_file) if spec_file else None):
+    if profile := only_profile(spec_file) if spec_file else None:
         return profile
     # Another Triton here is the provisioned one, which has no support for GPUs.
     is_for_gpu = root == CONTAINER_ROOT and has_gpu()
@@ -139,8 +141,8 @@ def choose_profile(
 def find_triton(workspace: Workspace, root: Path | None, release: str = "") -> TritonRoot:
     """Open the named Triton root, else the container's, else the provisioned one.
 
-    If there is none, return the one that a build would provision. If a ``release`` is given, the
-    Triton is then elsewhere, unless the named one or the container's is of this release.
+    If there is none, return the one that a build would provision. But if a ``release`` is given
+    and there is neither a named root nor the container's, the Triton is on another machine.
 
     Raises:
         UsageError: the named root or the container's is of another release.
@@ -152,7 +154,7 @@ def find_triton(workspace: Workspace, root: Path | None, release: str = "") -> T
         if release:
             _require_release(existing, release)
         return open_root(existing)
-    # The content of the pinned wheel is known.
+    # It need not be installed for this: the content of its pinned wheel is known.
     return to_be_provisioned(workspace, PROVISIONED)
 
 
@@ -195,15 +197,14 @@ def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
     root = request.triton_root or installed_triton()
     profile = choose_profile(request.profile, root, request.overrides, request.spec_file)
     spec = load_spec(profile, request.overrides, request.spec_file, request.platform)
-    # 3) The Triton that will serve it
-    # Not served there: a GPU on this machine would not help.
+    # 3) The Triton that will serve it, and why it cannot serve here, if so
     if _is_elsewhere(root, spec.triton_release):
         unserved = _check_elsewhere(request, triton_elsewhere(spec.triton_release))
     else:
         unserved = _check_gpu(request, profile)
     triton = find_triton(workspace, request.triton_root, spec.triton_release)
     if unserved:
-        # The checks below are about serving here.
+        # Without a smoke run, the checks below do not ask for what a server here would need.
         request = dataclasses.replace(request, smoke=False)
     proof = find_proof(workspace, request, triton)
     sketch = Sketch(request, spec, triton, unserved, proof)
@@ -217,7 +218,12 @@ def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
 
 
 def _check_paths(workspace: Workspace, request: BuildRequest, triton: TritonRoot) -> None:
-    """Check that the Triton can serve a model of this name, and an unpacked environment here."""
+    """Check that the Triton can serve a model of this name, and an unpacked environment here.
+
+    Raises:
+        VllmEnvError: the name or a path has a character that breaks Triton's line of bash.
+    """
+    # Only older releases activate the environment, by a line of bash with its path.
     if not triton.rules.activates:
         return
     server = f"Triton {triton.release}"
@@ -231,7 +237,8 @@ def _check_paths(workspace: Workspace, request: BuildRequest, triton: TritonRoot
             cause=cause,
             remedy="Give another name.",
         )
-    # Triton resolves links in the path of an environment, so no link helps here.
+    # The smoke run serves a copy in the cache. Triton resolves links in the path of an environment,
+    # so no link helps here.
     places = [workspace.cache.root] if request.smoke else []
     if request.smoke or request.warm:
         places.append(request.model_folder)
@@ -248,16 +255,18 @@ def _check_paths(workspace: Workspace, request: BuildRequest, triton: TritonRoot
 def _check_elsewhere(request: BuildRequest, triton: TritonRoot) -> str:
     """Return why a model for a Triton that is not here is not served, or an empty string.
 
+    The string is empty if the user has asked for no smoke run.
+
     Raises:
-        UsageError: the user has asked for what needs this Triton.
+        UsageError: an option needs this Triton.
     """
-    asked = {
+    given = {
         "--warm": request.warm,
         "--smoke-run": request.smoke_again,
         "--smoke-model": bool(request.smoke_model),
         f"--stub {request.stub}": request.stub != "auto",
     }
-    for option, is_given in asked.items():
+    for option, is_given in given.items():
         if is_given:
             raise UsageError(
                 f"{option}: with --triton-release, Triton {triton.release} is not on this machine.",
@@ -270,8 +279,10 @@ def _check_elsewhere(request: BuildRequest, triton: TritonRoot) -> str:
 def _check_gpu(request: BuildRequest, profile: str) -> str:
     """Return why this machine cannot serve a model of this profile, or an empty string.
 
+    The string is empty, too, if the user has asked for no smoke run.
+
     Raises:
-        VllmEnvError: it cannot, and the user has asked for it.
+        VllmEnvError: it cannot, and the user has asked for it by an option.
     """
     # Without --profile and --cuda, the profile is "cuda" only on a machine with a GPU.
     if profile != "cuda" or has_gpu():
@@ -321,8 +332,8 @@ def check_server(request: BuildRequest, profile: str) -> None:
 
 
 def subject_of(request: BuildRequest, manifest: Manifest, triton: TritonRoot) -> Subject | None:
-    """Return what a proof would be about; None if the files that are served are not all known."""
-    # The layout "directory" has 60,000 files, and another model than the stand-in any.
+    """Return what a kept smoke run would prove; None if it cannot tell whether a file changed."""
+    # The layout "directory" has 60,000 files. Of another model than the stand-in, they are unknown.
     is_folder = request.layout.name == "directory"
     if is_folder or request.smoke_model or request.adoption:
         return None
@@ -337,7 +348,7 @@ def find_proof(
         return None
     try:
         manifest = read_manifest(request.model_folder)
-    # It is built again.
+    # The manifest is damaged or of another version. Such a model is built again.
     except VllmEnvError:
         return None
     subject = subject_of(request, manifest, triton) if manifest else None

@@ -9,7 +9,7 @@ from vllm_env.base.new_folder import filled, prepare
 from vllm_env.model.manifest import Manifest, check_files
 from vllm_env.sketch import installed_triton
 
-# Without it, an incomplete environment cannot be used.
+# The folder of the environment that is moved into place last: without it, nobody can use the rest.
 _LAST = "bin"
 
 
@@ -34,8 +34,15 @@ def unpack(model: Path, manifest: Manifest, folder: Path) -> Path:
 
 
 def _unpack_into(made: Path, scratch: Path, model: Path, manifest: Manifest) -> None:
+    """Make a model's environment as the folder ``made``, which must not exist yet.
+
+    Raises:
+        VllmEnvError: too little space is free.
+    """
     layout, packed = manifest.packed(model)
+    # open() yields the parts of an environment as they are unpacked, and the whole one last.
     *_, tree = layout.open(packed, installed_triton(), scratch)
+    # The layout has unpacked it, so it need not be copied.
     if tree.path.is_relative_to(scratch):
         tree.path.rename(made)
         return

@@ -74,11 +74,13 @@ def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
         requirements = staging / "requirements.txt"
 
         def download(wheels: Sequence[LockedWheel]) -> None:
-            # In steps, because these indexes must not be asked for the other wheels.
+            """Fetch wheels of the lock, those of each index by themselves."""
+            # PyTorch's and vLLM's index must not be asked for the other wheels.
             backend = lock.spec.torch_backend
             own = ["--extra-index-url", variant_index(lock.spec)]
-            steps = {"": ("", []), PYTORCH_INDEX: (backend, []), VLLM_INDEX: ("", own)}
-            for index, (torch_backend, options) in steps.items():
+            # The torch backend and pip's options for each index; "" is the registries.
+            indexes = {"": ("", []), PYTORCH_INDEX: (backend, []), VLLM_INDEX: ("", own)}
+            for index, (torch_backend, options) in indexes.items():
                 chosen = [wheel for wheel in wheels if wheel.index == index]
                 requirements.write_text(requirements_of(chosen), "utf-8")
                 _download(
@@ -105,6 +107,19 @@ def _download(
     *options: str,
     torch_backend: str = "",
 ) -> None:
+    """Fetch the wheels of a file of requirements into a folder with pip.
+
+    Args:
+        workspace: the cache and the network.
+        requirements: the file. If it is empty, nothing is fetched.
+        folder: the folder.
+        what: the purpose, for the error message.
+        *options: further options of ``pip download``.
+        torch_backend: the builds of torch to find in PyTorch's index, such as ``cpu``; "" if none.
+
+    Raises:
+        VllmEnvError: a wheel cannot be fetched, or does not match its hash.
+    """
     # A lock may need nothing of PyTorch's index.
     if not requirements.stat().st_size:
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
-from vllm_env.plan import UNKNOWN, Preview, standing
+from vllm_env.plan import UNKNOWN, Preview, published_with
 from vllm_env.prefix.prefix import BUILD_SPACE, build_space, has_prefix
 from vllm_env.sketch import TMP
 
@@ -37,7 +37,7 @@ def forecast(workspace: Workspace, known: Preview) -> Forecast:
     # Triton extracts when it serves, also a model that is up to date.
     if is_served and extracted:
         space[TMP] = extracted
-    is_published = standing(request.model_folder, known.key)
+    is_published = published_with(request.model_folder, known.key)
     if is_published or (lock and has_prefix(workspace, lock, request.keep)):
         return Forecast(fetch=0, space=space)
     needed = build_space(lock) if lock else BUILD_SPACE[profile]

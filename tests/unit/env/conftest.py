@@ -16,7 +16,7 @@ from support.build_stages import Stages
 from support.small_build import small_lock
 from support.small_fixtures import workspace_in
 from vllm_env import build as module
-from vllm_env import plan
+from vllm_env import plan, smoke_stage
 from vllm_env.base.workspace import TEMPLATE
 from vllm_env.layout.directory import Directory
 from vllm_env.layout.layouts import LAYOUTS
@@ -65,8 +65,9 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
             made.has_packed.set()
 
     monkeypatch.setattr(Directory, "pack", pack_directory)
-    for name in ("has_prefix", "ensure_standin", "is_fetchable", "smoke_run", "warm"):
-        monkeypatch.setattr(module, name, getattr(made, name))
+    monkeypatch.setattr(module, "warm", made.warm)
+    for name in ("has_prefix", "ensure_standin", "is_fetchable", "smoke_run"):
+        monkeypatch.setattr(smoke_stage, name, getattr(made, name))
     real = publish
 
     def observed(*arguments: object) -> Path:

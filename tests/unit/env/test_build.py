@@ -15,6 +15,7 @@ from support.build_stages import Stages, build_all
 from support.patience import wait_for
 from support.repositories import copied_checkout
 from vllm_env import build as module
+from vllm_env import smoke_stage
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.workspace import TEMPLATE
 from vllm_env.build import build
@@ -200,7 +201,8 @@ def test_the_standins_answers_are_known_and_a_named_models_are_not(
 def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The model's folder as this repository has it, whatever a build has left in this checkout's."""
     folder = copied_checkout(tmp_path / "checkout") / "model_repository" / "vllm"
-    monkeypatch.setattr(module, "TEMPLATE", folder)
+    for each in (module, smoke_stage):
+        monkeypatch.setattr(each, "TEMPLATE", folder)
     return folder
 
 

@@ -117,7 +117,7 @@ def test_a_proof_that_cannot_be_kept_is_no_failure(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vllm_env.build.remember", full)
+    monkeypatch.setattr("vllm_env.smoke_stage.remember", full)
     assert build_all(workspace, request_).smoke
     stages.called.clear()
     assert build_all(workspace, request_).smoke
