@@ -71,6 +71,7 @@ def main(arguments: list[str]) -> int:
         _, options = parse(arguments)
         # Raises an error on a machine that no environment is built for.
         this_platform()
+        # From here on, the caches are where this user can write.
         settle_home(TOOLS / "cache", parts_places.without_home())
         folder = tools_folder()
         if ensure(folder, LOCK, options):

@@ -192,6 +192,7 @@ def make_sketch(workspace: Workspace, request: BuildRequest) -> Sketch:
     # 1) Where the set goes
     check_writable(request.repository, request.model)
     check_model_folder(request.model_folder)
+    # Raises an error if --count cannot be written into the configuration.
     changes_count(request.model_folder, request.count)
     # 2) What it is made for
     root = request.triton_root or installed_triton()

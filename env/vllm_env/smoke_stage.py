@@ -156,7 +156,10 @@ class SmokeStage:
             report.debug(f"the answers of the smoke run are not kept: {error}")
 
     def _offer_standin(self, model: Path, smoke: SmokeResult) -> None:
-        """If no model hub answers, let the model serve the stand-in for now."""
+        """If no model hub answers, let the model serve the stand-in for now.
+
+        Do nothing if the user has named another model for the smoke run.
+        """
         if self.request.smoke_model or is_fetchable(self.workspace, EXAMPLE_MODEL):
             return
         # Otherwise the second command of README.md would fail. A file that the user edited stays.
