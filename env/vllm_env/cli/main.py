@@ -58,6 +58,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str], console: Console) -> int:
+    """Run the subcommand that the arguments name, or the build; return the exit code.
+
+    Raises:
+        VllmEnvError: the arguments are wrong, or the command failed.
+    """
     name, options = parse(arguments)
     if name in COMMANDS:
         return COMMANDS[name](options, console)
@@ -71,13 +76,14 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         return 0
     result = build(workspace, request)
     if options.json:
-        console.result(json.dumps(_facts(result), indent=2))
+        console.result(json.dumps(_result_facts(result), indent=2))
     else:
         _print_result(result, request, console)
     return 0
 
 
-def _facts(result: BuildResult) -> dict[str, object]:
+def _result_facts(result: BuildResult) -> dict[str, object]:
+    """Return the result of a build for ``--json``."""
     facts: dict[str, object] = {
         "model": str(result.model),
         "rebuilt": result.rebuilt,
@@ -91,6 +97,7 @@ def _facts(result: BuildResult) -> dict[str, object]:
 
 
 def _preview_facts(known: Preview) -> dict[str, object]:
+    """Return what a dry run prints about a build, by name. What it cannot know is ``UNKNOWN``."""
     sketch = known.sketch
     request = sketch.request
     lock = known.lock
@@ -140,6 +147,7 @@ def _vllm_wheel(known: Preview) -> str:
 
 
 def _print_result(result: BuildResult, request: BuildRequest, console: Console) -> None:
+    """Print the result of a build for people: answers, the model, and the next commands."""
     for line in answer_lines(result):
         console.result(line)
     state = "built" if result.rebuilt else "unchanged"

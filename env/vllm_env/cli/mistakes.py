@@ -25,6 +25,7 @@ def check_model_name(name: str) -> None:
         return
     cause = ""
     remedy = "Give a name without slashes."
+    # It may be the path of a model's folder, or a model's name in the hub, such as ORG/NAME.
     path = Path(name)
     is_model = False
     # No file has a name of 300 letters.
@@ -43,10 +44,12 @@ def check_model_name(name: str) -> None:
 
 def refuse_empty(arguments: list[str]) -> None:
     """Raise a UsageError if an argument or the value of an option is empty."""
-    # An empty value, as of a shell variable that is not set, would count as no option at all.
+    # An empty value, as of a shell variable that is not set, would count as no option at all. It is
+    # an argument of its own (``--model ""``), or the rest of one (``--model=``).
     for before, argument in zip(["", *arguments], arguments, strict=False):
         if argument and not re.fullmatch(r"--[\w-]+=", argument):
             continue
+        # ``--model`` of ``--model=``, else the argument before the empty one.
         option = argument[:-1] or before
         what = f"The value of {option}" if option.startswith("--") else "An argument"
         raise UsageError(f"{what} is empty.", remedy="Give a value, or omit the option.")
@@ -54,8 +57,9 @@ def refuse_empty(arguments: list[str]) -> None:
 
 def refuse_contradictions(options: argparse.Namespace) -> None:
     """Raise a UsageError if one option would make another one have no effect."""
-    # Not all subcommands have these options.
+    # Not all subcommands have these options, so they are looked up with get().
     values = vars(options)
+    # The options without effect, by the option that causes this.
     unused: dict[str, tuple[str, ...]] = {}
     if values.get("no_smoke_run"):
         unused["--no-smoke-run"] = ("smoke_model",)

@@ -33,6 +33,7 @@ def next_lines(result: BuildResult, request: BuildRequest) -> list[str]:
 def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]:
     """Return the commands that start the server and ask the model, for the current folder."""
     commands = []
+    # Without names, the server loads all models of the repository.
     models = [request.model] if _has_other_models(request) else []
     named = ["--model", request.model] if request.model != "vllm" else []
     ask = [*_client(), "--iterations", "10", *named]
@@ -42,6 +43,7 @@ def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]
     if result.triton.is_elsewhere:
         return [_in_container(result, request, models), ask]
     repository = Path(_here(request.repository))
+    # This Triton may not be able to use the repository's own path.
     link = link_for(result.triton, repository)
     if link:
         commands.append(["ln", "-sfn", str(request.repository), str(link)])
@@ -93,6 +95,7 @@ def _profile(result: BuildResult) -> str:
 
 
 def _has_other_models(request: BuildRequest) -> bool:
+    """Return whether the repository has other models, so that the server must load only this."""
     # By default tritonserver loads every model, and ends if one fails. Another model may have no
     # environment yet. This project's own has none in a checkout where only `adopt` has run.
     models = {path.parent.name for path in request.repository.glob(f"*/{CONFIG_NAME}")}

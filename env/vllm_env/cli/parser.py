@@ -45,6 +45,7 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
         return name, options
     refuse_empty(arguments)
     make = _PARSERS.get(name)
+    # Without a subcommand, it is the build. The help of this parser lists the subcommands.
     if name.startswith("-"):
         name, rest, make = "build", arguments, build_parser
     if make is None:
@@ -52,10 +53,10 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
         remedy = as_value_of(option, name) if option else meant(name, list(_PARSERS))
         raise UsageError(f"Unknown subcommand {name!r}.", remedy=remedy)
     options = make().parse_args(rest)
-    # Without --model, adopt takes the name of SOURCE.
+    # adopt has an empty name here if the user gave none, and takes that of SOURCE.
     if "model" in options and options.model:
         check_model_name(options.model)
-    # Of export, which takes several.
+    # export and serve take several names.
     for model in vars(options).get("models") or ():
         check_model_name(model)
     refuse_contradictions(options)
@@ -65,7 +66,9 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
 def build_parser(name: str = "", folder: str = "") -> CommandParser:
     """Return the parser of a build, or of a subcommand that takes the options of the build.
 
-    Without the name of one, its help names all subcommands. ``folder`` is its argument, if any.
+    Args:
+        name: the name of a subcommand; without it, the help names all subcommands.
+        folder: what the help calls the subcommand's argument, such as ``DIR``; "" if it has none.
     """
     words = (PROGRAM, name or "[SUBCOMMAND]", "[OPTION ...]", folder)
     parser = CommandParser(
@@ -183,6 +186,7 @@ def build_parser(name: str = "", folder: str = "") -> CommandParser:
         "load the model once with its own engine arguments and keep the caches that vLLM fills",
     )
     _add_common(run)
+    # Both options of the help have one destination, which must not be in the parsed options.
     unset = argparse.SUPPRESS
     run.add_argument(
         "-h", "--help", action=UsualHelp, nargs=0, default=unset, help="the usual options"
@@ -196,6 +200,7 @@ def build_parser(name: str = "", folder: str = "") -> CommandParser:
 
 
 def _add_environment(group: argparse._ActionsContainer) -> None:
+    """Add the options that determine the environment of the pinned vLLM."""
     group.add_argument(
         "--profile",
         choices=("cuda", "cpu"),
@@ -232,6 +237,7 @@ def _add_environment(group: argparse._ActionsContainer) -> None:
 
 
 def _subcommands() -> str:
+    """Return the help's list of subcommands, each with the first sentence of its description."""
     lines = ["Subcommands:"]
     for name, make in _PARSERS.items():
         first, _, _ = " ".join((make().description or "").split()).partition(". ")
@@ -250,7 +256,8 @@ def _add_network(group: argparse._ActionsContainer) -> None:
     add_path(group, "--wheelhouse", "DIR", "take wheels, tools and Triton from this folder only")
 
 
-def _named(name: str, description: str) -> CommandParser:
+def _subcommand(name: str, description: str) -> CommandParser:
+    """Return the parser of a subcommand, with the options that all of them take."""
     parser = CommandParser(prog=f"{PROGRAM} {name}", allow_abbrev=False, description=description)
     parser.options_of_build = build_parser("build").options
     # Every subcommand takes them: the bootstrap, which all pass through, may have to fetch tools.
@@ -262,28 +269,30 @@ def _named(name: str, description: str) -> CommandParser:
     return parser
 
 
-def _of_model(name: str, description: str) -> CommandParser:
-    parser = _named(name, description)
+def _subcommand_of_model(name: str, description: str) -> CommandParser:
+    """Return the parser of a subcommand that reads one built model."""
+    parser = _subcommand(name, description)
     add_path(parser, "--model-repository", "DIR", "where the model is (default: model_repository)")
     parser.add_argument("--model", metavar="NAME", default="vllm", help=_MODEL)
     return parser
 
 
-def _clean() -> CommandParser:
-    parser = _named("clean", descriptions.CLEANS)
+def _clean_parser() -> CommandParser:
+    parser = _subcommand("clean", descriptions.CLEANS)
     add_flag(parser, "--dry-run", "list it only")
     add_flag(parser, "--keep-cache", "leave the cache as it is")
     return parser
 
 
-def _unpack() -> CommandParser:
-    parser = _of_model("unpack", descriptions.UNPACKS)
+def _unpack_parser() -> CommandParser:
+    parser = _subcommand_of_model("unpack", descriptions.UNPACKS)
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder for it")
     return parser
 
 
-def _export() -> CommandParser:
-    parser = _named("export", descriptions.EXPORTS)
+def _export_parser() -> CommandParser:
+    """Return the parser of ``export``, which takes several models."""
+    parser = _subcommand("export", descriptions.EXPORTS)
     parser.add_argument(
         "--oci",
         metavar="DIR",
@@ -311,8 +320,9 @@ def _export() -> CommandParser:
     return parser
 
 
-def _doctor() -> CommandParser:
-    parser = _named("doctor", "Says what this machine can do.")
+def _doctor_parser() -> CommandParser:
+    """Return the parser of ``doctor``, which takes few options of the build."""
+    parser = _subcommand("doctor", "Says what this machine can do.")
     add_path(parser, "--triton-root", "DIR", "default: as for the build")
     parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
     parser.add_argument("--cuda", metavar="X.Y", help="as for the build")
@@ -324,8 +334,9 @@ def _doctor() -> CommandParser:
     return parser
 
 
-def _serve() -> CommandParser:
-    parser = _named("serve", descriptions.SERVES)
+def _serve_parser() -> CommandParser:
+    """Return the parser of ``serve``; ``arguments`` gets what follows two dashes."""
+    parser = _subcommand("serve", descriptions.SERVES)
     add_path(
         parser, "--model-repository", "DIR", "where the models are (default: model_repository)"
     )
@@ -343,7 +354,8 @@ def _serve() -> CommandParser:
     return parser
 
 
-def _adopt() -> CommandParser:
+def _adopt_parser() -> CommandParser:
+    """Return the parser of ``adopt``: the build's, with a help of its own."""
     parser = build_parser("adopt", "SOURCE")
     parser.description, parser.epilog = descriptions.ADOPTS, ""
     parser.set_help(
@@ -359,7 +371,8 @@ def _adopt() -> CommandParser:
     return parser
 
 
-def _wheelhouse() -> CommandParser:
+def _wheelhouse_parser() -> CommandParser:
+    """Return the parser of ``wheelhouse``: the build's; the help hides what has no effect."""
     parser = build_parser("wheelhouse", "DIR")
     parser.description, parser.epilog = descriptions.FILLS, ""
     hidden = dict.fromkeys(_NOT_FOR_WHEELHOUSE, argparse.SUPPRESS)
@@ -369,16 +382,18 @@ def _wheelhouse() -> CommandParser:
 
 _PARSERS: dict[str, Callable[[], CommandParser]] = {
     "build": partial(build_parser, "build"),
-    "doctor": _doctor,
+    "doctor": _doctor_parser,
     "verify": partial(
-        _of_model, "verify", "Checks a built model as the build does before it publishes."
+        _subcommand_of_model,
+        "verify",
+        "Checks a built model as the build does before it publishes.",
     ),
-    "inspect": partial(_of_model, "inspect", "Prints what a built model holds."),
-    "serve": _serve,
-    "client": partial(_named, "client", descriptions.ASKS),
-    "adopt": _adopt,
-    "unpack": _unpack,
-    "export": _export,
-    "wheelhouse": _wheelhouse,
-    "clean": _clean,
+    "inspect": partial(_subcommand_of_model, "inspect", "Prints what a built model holds."),
+    "serve": _serve_parser,
+    "client": partial(_subcommand, "client", descriptions.ASKS),
+    "adopt": _adopt_parser,
+    "unpack": _unpack_parser,
+    "export": _export_parser,
+    "wheelhouse": _wheelhouse_parser,
+    "clean": _clean_parser,
 }

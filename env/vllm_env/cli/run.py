@@ -27,7 +27,11 @@ _PORTS = {"--http-port": 8000, "--grpc-port": 8001, "--metrics-port": 8002}
 
 
 def serve(options: argparse.Namespace, _: Console) -> int:
-    """Start the Triton of this machine on a model repository."""
+    """Become the Triton of this machine, on a model repository.
+
+    Raises:
+        VllmEnvError: there is no Triton, no built model, or a port is taken.
+    """
     path = options.triton_root or installed_triton()
     if path is None:
         raise VllmEnvError(
@@ -42,7 +46,7 @@ def serve(options: argparse.Namespace, _: Console) -> int:
     _check_place(triton, repository)
     _check_ports(options.arguments)
     command = server_command(triton, repository, options.models or ())
-    # bootstrap.py set it for this program. vLLM's processes must not import from there.
+    # bootstrap.py set PYTHONPATH for this program. vLLM's processes must not import from there.
     environment = dict(os.environ)
     if environment.get("PYTHONPATH") == str(CHECKOUT / "env"):
         del environment["PYTHONPATH"]
@@ -81,6 +85,7 @@ def link_for(triton: TritonRoot, repository: Path) -> Path | None:
 
 
 def _check_built(repository: Path, model: str) -> None:
+    """Raise a VllmEnvError unless a built model for this machine is there; ``*`` names any."""
     folders = sorted(file.parent for file in repository.glob(f"{model}/{MANIFEST_NAME}"))
     # Triton 24.10 lets a shell read the stub of another machine as a script, and waits for ever.
     for folder in folders:
@@ -100,6 +105,7 @@ def _check_built(repository: Path, model: str) -> None:
 
 
 def _check_place(triton: TritonRoot, repository: Path) -> None:
+    """Raise a VllmEnvError if the Triton cannot use the repository's path; it names a link."""
     link = link_for(triton, repository)
     if link is None:
         return

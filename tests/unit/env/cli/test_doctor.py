@@ -86,10 +86,10 @@ def test_without_conda_forge_the_interpreter_is_this_machines(tmp_path: Path):
     """It is named; where there is none, that is a problem, and the way out is said."""
     spec = load_spec("cpu", Overrides())
     offline = workspace_in(tmp_path)
-    here = doctor._interpreter(offline, spec)
+    here = doctor._check_interpreter(offline, spec)
     assert here.state == "ok"
     assert f"Python {spec.python}." in here.what
-    nowhere = doctor._interpreter(offline, replace(spec, python="3.99"))
+    nowhere = doctor._check_interpreter(offline, replace(spec, python="3.99"))
     assert nowhere.state == "problem"
     assert "3.99" in nowhere.what
     assert nowhere.remedy
@@ -133,7 +133,7 @@ def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> doctor.F
     file.write_text(program)
     file.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-    return doctor._gpu(load_spec("cuda", Overrides()))
+    return doctor._check_gpu(load_spec("cuda", Overrides()))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_driver_that_is_too_old_is_a_problem_of_this_cuda_version_only(tmp_pat
     assert finding.state == "problem"
     assert finding.what.endswith("The NVIDIA driver 535.183.01 runs CUDA up to 12.2, and this environment is for CUDA 13.0.")
     assert finding.remedy == "Build it with ./gen_vllm_env.sh --cuda 12.9, or update the driver to 580.65 or newer."
-    assert doctor._gpu(load_spec("cuda", Overrides(torch_backend="cu129"))).state == "ok"
+    assert doctor._check_gpu(load_spec("cuda", Overrides(torch_backend="cu129"))).state == "ok"
 
 
 def test_a_model_for_other_machines_is_a_problem(
@@ -237,21 +237,21 @@ def test_what_compiles_at_run_time_is_named(tmp_path: Path, monkeypatch: pytest.
     for variable in ("CC", "CXX"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    own, none, eager = (doctor._compiler(spec) for spec in (cuda, replace(cuda, requirements=()), cpu))
+    own, none, eager = (doctor._check_compiler(spec) for spec in (cuda, replace(cuda, requirements=()), cpu))
     assert (own.state, none.state, eager.state) == ("ok", "warning", "warning")
     assert "brings its own" in own.what
     assert "--with ziglang" in none.remedy
     assert "eagerly" in eager.what
     for name in ("gcc", "g++"):
         (tmp_path / name).touch(mode=0o755)
-    assert [doctor._compiler(spec).what for spec in (cuda, cpu)] == [str(tmp_path / "gcc"), str(tmp_path / "g++")]
+    assert [doctor._check_compiler(spec).what for spec in (cuda, cpu)] == [str(tmp_path / "gcc"), str(tmp_path / "g++")]
 
 
 def test_an_interpreter_without_headers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """torch.compile compiles against them on a CPU; a GPU's kernels are compiled with the environment's own compiler."""
     spec = load_spec("cpu", Overrides(python=".".join(map(str, sys.version_info[:2]))))
-    here = doctor._interpreter(workspace_in(tmp_path), spec)
+    here = doctor._check_interpreter(workspace_in(tmp_path), spec)
     monkeypatch.setattr(Interpreter, "headers", None)
-    bare = doctor._interpreter(workspace_in(tmp_path), spec)
+    bare = doctor._check_interpreter(workspace_in(tmp_path), spec)
     assert (here.state, bare.state) == ("ok", "warning")
     assert f"libpython{spec.python}-dev" in bare.remedy
