@@ -37,7 +37,7 @@ def by_hash(
     folder: Path,
     attempt: Callable[[Sequence[LockedWheel]], None],
 ) -> None:
-    """Do something with the lock's wheels; fetch those that are not found and do it again.
+    """Run uv or pip for the lock's wheels; fetch those that it does not find, and run it again.
 
     Args:
         workspace: the cache and the network.
@@ -48,21 +48,24 @@ def by_hash(
     Raises:
         VllmEnvError: no source has a wheel, or ``attempt`` failed for another reason.
     """
+    wheelhouse = workspace.network.wheelhouse
     wheels = list(lock.wheels)
     # Each round fetches at least one wheel, so the loop ends.
     while True:
         try:
             return attempt(wheels)
         except CommandError as error:
-            missing = _named(error, wheels)
+            missing = _wheels_named_in(error, wheels)
             if not missing:
                 raise
-            house = workspace.network.wheelhouse
-            absent = [wheel for wheel in missing if house and not _has(house, wheel)]
-            if house and absent:
-                raise _not_in(house, absent[0]) from error
-            # With all files there, the reason is another one: a file that nobody can unpack.
-            if house or workspace.network.offline:
+            if wheelhouse:
+                absent = [wheel for wheel in missing if not _has(wheelhouse, wheel)]
+                if absent:
+                    raise _not_in(wheelhouse, absent[0]) from error
+                # The wheelhouse has all of them, so uv or pip has failed for another reason, such
+                # as a file that cannot be unpacked.
+                raise
+            if workspace.network.offline:
                 raise
             for wheel in missing:
                 report.note(f"{wheel.file}: not found at once; every index is asked for this hash")
@@ -70,9 +73,10 @@ def by_hash(
                 wheels[wheels.index(wheel)] = replace(wheel, url=file.as_uri())
 
 
-def _named(error: CommandError, wheels: Sequence[LockedWheel]) -> list[LockedWheel]:
-    """Return the wheels of indexes that an error is about."""
-    # The other known causes are of no wheel: no host answers, or the disk is full.
+def _wheels_named_in(error: CommandError, wheels: Sequence[LockedWheel]) -> list[LockedWheel]:
+    """Return the wheels that the output of uv or pip names, without those that have a file."""
+    # An error with a known cause is not about single wheels: no host answers, or the disk is full.
+    # Only a refusal may be.
     if error.cause and not isinstance(error, RefusedError):
         return []
     # Only names count, because the programs' sentences change with their versions: a requirement,
@@ -90,10 +94,10 @@ def _named(error: CommandError, wheels: Sequence[LockedWheel]) -> list[LockedWhe
 
 
 def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -> Path:
-    """Fetch a wheel into a folder.
+    """Fetch a wheel into a folder, from whichever source has the file with its hash.
 
     Raises:
-        CommandError: no source has it.
+        CommandError: no source has it; the cause is what each of them has.
     """
     is_torch = wheel.index == PYTORCH_INDEX
     sources = workspace.network.sources(lock.spec.torch_backend if is_torch else "")
@@ -101,8 +105,8 @@ def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -
         sources.append(Source(variant_index(lock.spec)))
     answers = []
     alone = [[source] for source in sources]
-    # Usually one call is enough: among all sources, pip prefers the right hash. It cannot where the
-    # page of an index has no hashes, and a folder never has any.
+    # First ask all sources at once: among them, pip prefers the right hash. It cannot where the
+    # page of an index has no hashes, and a folder never has any. Then ask each source alone.
     for asked in [sources, *alone] if len(sources) > 1 else alone:
         with workspace.cache.staging() as staging:
             answer = _ask(workspace, lock, wheel, asked, staging)
@@ -110,6 +114,7 @@ def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -
             if file.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
                 return file.rename(folder / wheel.file)
+        # Of all sources at once, pip's output does not say which one answered what.
         if asked is not sources:
             answers.append(f"{asked[0].name} {answer}")
     raise CommandError(
@@ -122,7 +127,10 @@ def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -
 def _ask(
     workspace: Workspace, lock: Lock, wheel: LockedWheel, sources: list[Source], staging: Path
 ) -> str:
-    """Have pip download a wheel into ``staging``; return what the sources have if it fails."""
+    """Have pip download a wheel into ``wheels`` of a staging folder; return what the sources have.
+
+    The answer counts only if the file is not there afterwards. It begins with a verb: "has …".
+    """
     empty = staging / "empty"
     empty.mkdir()
     requirements = staging / "requirements.txt"
@@ -142,12 +150,14 @@ def _ask(
             on_line=lines.append,
         )  # fmt: skip
     except CommandError:
-        own = [masked(line) for line in lines if str(empty) not in line]
-        return _answer("\n".join(own), wheel)
+        # The lines about the empty folder are not about these sources.
+        output = "\n".join(masked(line) for line in lines if str(empty) not in line)
+        return _answer_in(output, wheel)
+    # pip has downloaded something. The caller asks for this answer only if it has another name.
     return f"has another file of {wheel.name} {wheel.version}"
 
 
-def _answer(output: str, wheel: LockedWheel) -> str:
+def _answer_in(output: str, wheel: LockedWheel) -> str:
     """Return what pip's output says about a source that does not have a wheel."""
     got = re.search(r"from \S*?([^/\s]+\.whl)\S*(?: \(.*\))?:\n.*\n\s+Got\s+([0-9a-f]{64})", output)
     if got:

@@ -65,7 +65,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
         files.insert(0, lock_beside(spec.path, spec.profile, spec.target))
     if options.save:
         files.insert(0, lock_beside(options.save, spec.profile, spec.target))
-    fitting, drift = _find([] if options.upgrade else files, inputs, rules)
+    fitting, drift = _find_fitting([] if options.upgrade else files, inputs, rules)
 
     # 2) Take it, or resolve the spec.
     if fitting:
@@ -94,14 +94,24 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     if workspace.dry_run:
         return lock
     if not fitting:
-        # The default spec's lock is part of the checkout: only --upgrade changes it there.
+        # The default spec's lock is part of the checkout: only --upgrade changes it there. The lock
+        # of --save is written by _save() below.
         in_cache = options.save or (spec.path == DEFAULT_SPEC and not options.upgrade)
+        # The last of the files is the one in the cache.
         write_pylock(lock, files[-1 if in_cache else 0])
-    _keep(lock, options.save)
+    _save(lock, options.save)
     return lock
 
 
 def _not_locked(spec: Spec, options: LockOptions, file: Path, drift: str) -> VllmEnvError:
+    """Return the error for ``--locked`` without a lock that fits.
+
+    Args:
+        spec: the spec.
+        options: the options of the command line.
+        file: where the lock was looked for first.
+        drift: how an existing lock differs from the spec; "" if there is none.
+    """
     if spec.is_default or options.save:
         return VllmEnvError(
             f"--locked: the lock {file} does not fit this spec.",
@@ -117,7 +127,7 @@ def _not_locked(spec: Spec, options: LockOptions, file: Path, drift: str) -> Vll
     )
 
 
-def _keep(lock: Lock, save: Path | None) -> None:
+def _save(lock: Lock, save: Path | None) -> None:
     """Write the spec and its lock for ``--save``, or report that only the cache has the lock."""
     spec = lock.spec
     if save:
@@ -150,10 +160,13 @@ def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
 
 
 def _masked(value: Any) -> Any:
+    """Return a string, or a tuple of strings, without the passwords of URLs."""
     return masked(value) if isinstance(value, str) else tuple(map(masked, value))
 
 
-def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockFile | None, str]:
+def _find_fitting(
+    files: list[Path], inputs: Inputs, rules: ReleaseRules
+) -> tuple[LockFile | None, str]:
     """Return the first lock that fits; or None, and how the first existing lock differs."""
     first_drift = ""
     for file in filter(Path.is_file, files):
@@ -167,16 +180,17 @@ def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockF
 
 
 def _violation(lock: LockFile, rules: ReleaseRules) -> str:
-    """Return which rule of a Triton release a lock violates, or ""."""
-    # A lock does not record its Triton release: a lock for an older one often fits a newer one.
+    """Return how a lock violates the rules of a Triton release, or ""."""
+    # A lock does not record its Triton release, so its wheels are compared with the rules: a lock
+    # for an older release often fits a newer one.
     numpy = next((wheel.version for wheel in lock.wheels if wheel.name == "numpy"), "")
     bound = rules.numpy_bound
     if numpy and bound and not Requirement(bound).specifier.contains(numpy):
         return f"numpy is {numpy}, and Triton since {rules.since} needs {bound}"
-    # The pinned vLLM may be built on this machine, and its file name then says nothing. The other
-    # wheels were chosen for the glibc of a release.
     for wheel in lock.wheels:
         needed = _needed_glibc(wheel.file)
+        # A wheel that no index has (``url``) may be built on this machine. Its name then says
+        # nothing about glibc.
         if not wheel.url and needed > rules.glibc:
             has = f"Triton since {rules.since} has 2.{rules.glibc}"
             return f"{wheel.file} needs glibc 2.{needed}, and {has}"

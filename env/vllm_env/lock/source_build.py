@@ -105,20 +105,23 @@ def precompiled_wheel() -> str:
 def build_folder(workspace: Workspace, spec: Spec, *identity: str) -> Path:
     """Return the cache entry of the wheel that a build makes of a tree or commit.
 
+    Its key has all that changes the wheel. ``identity`` is what identifies the sources.
+
     Raises:
         UsageError: the precompiled wheel does not exist.
     """
     variables = _variables(spec)
     location = precompiled_wheel()
     variables[_LOCATION] = location
-    # The file may be another one at the next time.
-    parts = file_sha256(Path(location)) if location.startswith("/") else ""
+    # The same path may have another file at the next build, so the content counts.
+    precompiled = file_sha256(Path(location)) if location.startswith("/") else ""
+    # So it is with a folder of sources, such as CUTLASS_SRC_DIR.
     for name, value in variables.items():
         if name.endswith("_SRC_DIR") and Path(value).is_dir():
             variables[name] = tree_digest(Path(value))
     machine = (platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"))
-    key = key_of("built", identity, spec.python, spec.torch_backend, variables, parts, machine)
-    return workspace.cache.path("wheels", key)
+    inputs = (identity, spec.python, spec.torch_backend, variables, precompiled, machine)
+    return workspace.cache.path("wheels", key_of("built", *inputs))
 
 
 def _variables(spec: Spec) -> dict[str, str]:
@@ -183,7 +186,11 @@ def build_wheel(
 def _build_variables(
     workspace: Workspace, spec: Spec, commit: str, staging: Path
 ) -> dict[str, str]:
-    """Return the variables of the build; fetch its precompiled wheel."""
+    """Return the variables of the build; fetch the wheel whose compiled parts it takes, if any.
+
+    Raises:
+        VllmEnvError: this wheel cannot be fetched, or is missing.
+    """
     variables = {
         **_variables(spec),
         **GIT_VARIABLES,

@@ -151,8 +151,8 @@ def load_spec(
     _refuse_unused(overrides, new_spec)
     spec = _completed(spec)
     new_spec = _completed(new_spec)
-    # Compared by value: an option that repeats the profile's own value changes nothing, so the
-    # committed lock still fits.
+    # Compared with the spec without these changes, by value: an option that repeats the profile's
+    # own value changes nothing, so the committed lock still fits.
     return dataclasses.replace(new_spec, is_default=new_spec == spec)
 
 
@@ -197,9 +197,9 @@ def check_save(spec: Spec, file: Path) -> None:
             f"--save {file}: {masked(value)} has a password, which every reader would see.",
             remedy="Put the password into ~/.netrc, and leave it out of the URL.",
         )
+    require_writable(file.parent, f"The folder of --save {file}")
     # Only a spec of this profile alone may be replaced, and not the one that is read: it would lose
     # its other profiles, its comments, or the values that the command line has changed.
-    require_writable(file.parent, f"The folder of --save {file}")
     is_source = file.resolve() == spec.path.resolve()
     if file.exists() and (is_source or only_profile(file) != spec.profile):
         raise UsageError(
@@ -224,6 +224,11 @@ def save_spec(spec: Spec, file: Path) -> None:
 
 
 def _profile_table(file: Path, profile: str) -> dict[str, Any]:
+    """Return a profile's table in a spec file, whose values are not checked yet.
+
+    Raises:
+        UsageError: the file cannot be read, or does not have this table.
+    """
     try:
         document = read_toml(file)
     except OSError as error:
@@ -246,6 +251,11 @@ def _profile_table(file: Path, profile: str) -> dict[str, Any]:
 
 
 def _from_table(table: dict[str, Any], profile: str, file: Path) -> Spec:
+    """Return the spec of a profile's table.
+
+    Raises:
+        UsageError: a key is not known, a value has another type, or there is not exactly one pin.
+    """
     where = f"[profile.{profile}] of {file}"
     _refuse_unknown(table, {*_PIN_KEYS, *_LIST_KEYS, *_STRING_KEYS}, where)
     # dataclasses do not check types, and a wrong one would fail later, far from the spec file.
@@ -277,17 +287,23 @@ def _from_table(table: dict[str, Any], profile: str, file: Path) -> Spec:
 
 
 def _is_path(pin: Pin) -> bool:
+    """Return whether a pin names a file or folder of this machine."""
     return pin.kind == "source" or (pin.kind == "wheel" and "://" not in pin.value)
 
 
 def _refuse_unknown(table: dict[str, Any], known: set[str], where: str) -> None:
+    """Raise a UsageError for a key that is not known; ``where`` names the table."""
     for key in table:
         if key not in known:
             raise UsageError(f"Unknown key {key!r} in {where}.", remedy=meant(key, sorted(known)))
 
 
 def _validate(spec: Spec) -> None:
-    # These values go into commands of uv and pip, whose own messages would not name the option.
+    """Check the values that go into commands of uv and pip, whose messages name no option of ours.
+
+    Raises:
+        UsageError: one of them is not valid.
+    """
     if not re.fullmatch(r"3\.\d{1,2}", spec.python):
         raise UsageError(
             f"--python {spec.python} is not a Python version.", remedy="Write it like 3.11 or 3.12."
@@ -317,6 +333,7 @@ def _refuse_unused(overrides: Overrides, spec: Spec) -> None:
         raise UsageError(
             f"--cuda {cuda} has no effect with --profile cpu.", remedy="Omit one of them."
         )
+    # The kind of pin that uses an option.
     used_by: dict[str, PinKind] = {
         "distribution": "release", "wheel_index": "commit", "git_url": "commit"
     }  # fmt: skip
@@ -345,11 +362,14 @@ def _normalised(pin: Pin) -> Pin:
     while len(numbers) > 3 and not numbers[-1]:
         numbers.pop()
     numbers += [0] * (3 - len(numbers))
-    release, spelled = (".".join(map(str, part)) for part in (version.release, numbers))
-    return Pin(pin.kind, str(version).replace(release, spelled, 1))
+    # What follows the numbers stays, such as rc1.
+    old = ".".join(map(str, version.release))
+    new = ".".join(map(str, numbers))
+    return Pin(pin.kind, str(version).replace(old, new, 1))
 
 
 def _validate_pin(pin: Pin) -> None:
+    """Raise a UsageError if the pin's value has the wrong form, or names no file or source tree."""
     if pin.kind == "release":
         try:
             Version(pin.value)

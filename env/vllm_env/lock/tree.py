@@ -70,15 +70,20 @@ def copy_tree(tree: Path, copy: Path) -> None:
         else:
             # Without the owner: the copy may be root's, and the tree another user's.
             shutil.copy2(source, target)
+            # A build may write into it, also if the original is read-only.
             target.chmod(target.stat().st_mode | 0o200)
     if (tree / ".git").exists():
         _lend_history(tree, copy)
 
 
 def _sources(tree: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files and links of a tree, in a fixed order: the place in the tree and the file."""
-    # A source archive has no git, and its egg-info lists the data files to pack. A checkout's is
-    # left by an earlier installation, and git lists the files.
+    """Yield the files and links of a tree, in a fixed order: the place in the tree and the file.
+
+    Raises:
+        UsageError: a folder cannot be read.
+    """
+    # In a git checkout, an egg-info is a leftover of an earlier installation: git lists the files
+    # to pack. A source archive has no git, and needs its egg-info, which lists the data files.
     left_out = {".egg-info"} if (tree / ".git").exists() else set()
     # Resolved, so that a tree may be named through a link.
     tree = tree.resolve()
@@ -94,7 +99,16 @@ def _sources(tree: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _files(source: Path, place: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Path]]:
-    """Yield what a path of a tree stands for; ``above`` are the folders that led to it."""
+    """Yield the files and links at or below a path of a tree, each with its place in the copy.
+
+    Args:
+        source: the path.
+        place: its place in the copy, relative to the tree.
+        above: the folders that lead to it, the tree first. A link may lead to one of them again.
+
+    Raises:
+        UsageError: a link leads to a folder above itself.
+    """
     if source.name in _NEVER_SOURCES:
         return
     if source.is_symlink():
@@ -119,17 +133,19 @@ def _files(source: Path, place: Path, above: tuple[Path, ...]) -> Iterator[tuple
 
 
 def _stays_within(link: Path, tree: Path) -> bool:
-    """Return whether a link leads to the same place of a copy of the tree."""
+    """Return whether a link, if it is copied, leads to the same file of the copy."""
     target = link.readlink()
     return not target.is_absolute() and (link.parent / target).resolve().is_relative_to(tree)
 
 
 def commit_of(tree: Path) -> str:
     """Return the commit of a source tree; "" if it is no git checkout or has changes."""
-    # Untracked files count, too: a new module gets into the wheel. What builds left does not.
-    left = [f":(exclude,top){name}" for name in (*sorted(_BUILD_FOLDERS), "*.egg-info/")]
+    # Untracked files count, too: a new module gets into the wheel. The leftovers of builds do not.
+    leftovers = [f":(exclude,top){name}" for name in (*sorted(_BUILD_FOLDERS), "*.egg-info/")]
     # --no-optional-locks: git status would otherwise write the refreshed index into the tree.
-    if _git(tree, "--no-optional-locks", "status", "--porcelain", "--", ".", *left) != "":
+    changes = _git(tree, "--no-optional-locks", "status", "--porcelain", "--", ".", *leftovers)
+    # None if it is no checkout.
+    if changes != "":
         return ""
     return _git(tree, "rev-parse", "HEAD") or ""
 
@@ -154,7 +170,8 @@ def _git(tree: Path, *arguments: str) -> str | None:
 def _lend_history(tree: Path, copy: Path) -> None:
     """Give a copy a git repository of its own, which reads the objects of the tree's repository.
 
-    setuptools-scm makes the version from it. vLLM's build may fetch into it.
+    setuptools-scm makes the version from it. vLLM's build may fetch into it. Without a commit in
+    the tree, the copy stays without a repository.
     """
     head = _git(tree, "rev-parse", "HEAD")
     objects = _git(tree, "rev-parse", "--git-path", "objects")
