@@ -43,7 +43,7 @@ def record_of(environment: Path, name: str) -> EnvironmentRecord:
             content = f"file {file_sha256(file)}"
             size += file.stat().st_size
         digest.update(os.fsencode(f"{path}\0{content}\0"))
-        # A terminal shows ten rows a second.
+        # Of 60,000 files, so many steps of the progress are enough.
         if number % 1000 == 0:
             report.step("digests", number / len(paths))
     return EnvironmentRecord(
@@ -71,10 +71,10 @@ def check_unpacked(environment: Path, remedy: str) -> None:
             if len(row) > 1 and row[1].startswith("sha256=") and not row[0].endswith(".pyc"):
                 expected[os.path.normpath(packages / row[0])].add(row[1])
     for number, (file, digests) in enumerate(expected.items()):
-        what = "changed" if Path(file).is_file() else "missing"
-        if what == "missing" or _wheel_digest(Path(file)) not in digests:
+        is_missing = not Path(file).is_file()
+        if is_missing or _wheel_digest(Path(file)) not in digests:
             raise VllmEnvError(
-                f"{file} is {what}.",
+                f"{file} is {'missing' if is_missing else 'changed'}.",
                 cause="It differs from the RECORD of its wheel.",
                 remedy=remedy,
             )

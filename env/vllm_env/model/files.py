@@ -193,6 +193,11 @@ def _differing(one: Path, other: Path) -> list[str]:
 
 
 def _read(file: Path) -> str:
+    """Return the text of a file without which Triton loads no model.
+
+    Raises:
+        VllmEnvError: it is missing, or not UTF-8.
+    """
     try:
         return file.read_text("utf-8")
     except FileNotFoundError as error:

@@ -245,6 +245,7 @@ def foreign(model: Path) -> str:
 
 
 def _foreign(built_for: str) -> str:
+    """Return a sentence if this machine is not of the platform ``built_for``, or ""."""
     here = this_platform().name
     if built_for == here:
         return ""
@@ -292,11 +293,21 @@ def check_files(model: Path, manifest: Manifest) -> None:
 
 
 def _check_folder(folder: Path, record: EnvironmentRecord | StubRecord, manifest: Path) -> None:
+    """Check an unpacked environment against its record.
+
+    Args:
+        folder: the environment.
+        record: its record in the manifest.
+        manifest: the manifest's path, for the message.
+
+    Raises:
+        VllmEnvError: a file was added, changed or removed.
+    """
     # A build of the layout "directory" records no digest: the user may edit the folder. `export`
     # records one.
     if not record.sha256 or record_of(folder, record.name) == record:
         return
-    # Of a wheel's file, this error has the name.
+    # If a wheel's file differs, this raises an error with its name.
     check_unpacked(folder, REBUILD_REMEDY)
     raise VllmEnvError(
         f"{folder} does not match {manifest}.",

@@ -55,6 +55,7 @@ def render_sbom(lock: Lock, libraries: dict[str, Path], stub: Stub) -> str:
 
 
 def _package(url: str, package: CondaPackage | LockedWheel) -> dict[str, Any]:
+    """Return the component of a package; ``url`` is its package URL (pkg:…)."""
     return {
         "type": "library",
         "bom-ref": url,
@@ -66,6 +67,7 @@ def _package(url: str, package: CondaPackage | LockedWheel) -> dict[str, Any]:
 
 
 def _stub(stub: Stub) -> dict[str, Any]:
+    """Return the component of the stub, which is made of ``python_backend`` at Triton's release."""
     return {
         "type": "application",
         "bom-ref": STUB_NAME,
@@ -78,6 +80,7 @@ def _stub(stub: Stub) -> dict[str, Any]:
 
 
 def _library(place: str, file: Path) -> dict[str, Any]:
+    """Return the component of a shared library; ``place`` is its path in the environment."""
     # Not versioned: a library's file has no version of its package.
     return {
         "type": "library",
