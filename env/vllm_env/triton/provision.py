@@ -58,7 +58,11 @@ exec "$server" \\
 
 
 def to_be_provisioned(workspace: Workspace, target: Path) -> TritonRoot:
-    """Return the root that ``provision`` will make in ``target``, without making it."""
+    """Return the root that ``provision`` will make in ``target``, without making it.
+
+    Raises:
+        VllmEnvError: this machine cannot run it, or ``--offline`` forbids to fetch its wheel.
+    """
     _check_machine()
     if not _wheel_in(workspace.network.wheelhouse, this_platform()):
         workspace.network.require(_DOWNLOAD)
@@ -72,6 +76,7 @@ def _stub_in_root(python: str) -> Path:
 
 
 def _check_machine() -> None:
+    """Raise a VllmEnvError if the C library of this machine is too old for the CPU Triton."""
     # A Triton of 24.10 is built for Ubuntu 22.04, which has glibc 2.35.
     require_glibc(
         minor=35,
@@ -150,23 +155,25 @@ def _wheel_in(folder: Path | None, target: Platform) -> Path | None:
 
 
 def _lay_out(wheel: Path, root: Path) -> None:
+    """Unpack the wheel's Triton into a new folder, in the form of ``/opt/tritonserver``."""
+    # 1) Unpack the files that belong to Triton.
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
-            part = next((p for p in _PLACES if member.filename.startswith(p)), None)
-            if part is None or member.is_dir():
+            folder = next((f for f in _PLACES if member.filename.startswith(f)), None)
+            if folder is None or member.is_dir():
                 continue
-            target = root / (_PLACES[part] + member.filename.removeprefix(part))
+            target = root / (_PLACES[folder] + member.filename.removeprefix(folder))
             target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
             # zipfile does not restore modes. A ZIP has them in the upper half of this field.
             is_program = member.external_attr >> 16 & stat.S_IXUSR
             target.chmod(0o755 if is_program else 0o644)
-    # Whatever the wheel says of them: these are started.
+    # These are started, whatever mode the wheel has for them.
     for program in [root / "libexec/tritonserver", *root.glob("python_backend_stubs/*/*stub")]:
         program.chmod(0o755)
-    # Without a stub in its backend folder, the server loads no Python model at all. Its container
-    # has the stub for 3.10 there.
+    # 2) Add what a container has. Without a stub in its backend folder, the server loads no Python
+    # model at all. The container of this release has the stub for 3.10 there.
     shutil.copy(root / _stub_in_root("3.10"), root / "backends/python")
     launcher = root / "bin" / "tritonserver"
     launcher.parent.mkdir()

@@ -134,13 +134,14 @@ def release_of_server(version: str) -> str:
     # A server that was built from sources may have a version such as 2.71.0dev.
     numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
     minor = numbers[1]
-    # 2.30 is 23.01, the first row of the table.
+    # All versions begin with 2. 2.30 is 23.01, the first row of the table.
     if minor < 30:
         raise VllmEnvError(
             f"tritonserver {version} is older than this tool knows.",
             remedy="Use Triton 23.01 or newer.",
         )
-    # From NVIDIA's release notes: 2.51 is 24.10, and each month has a new minor version.
+    # From NVIDIA's release notes: 2.51 is 24.10, and each month has a new minor version. Months are
+    # counted from January 2000 on, so October 2024 is 24 * 12 + 9.
     months = 24 * 12 + 9 + minor - 51
     # But 25.07 came as 2.59.1, with the minor version of 25.06. So 2.60 is 25.08 and 2.69 is 26.05.
     if numbers > [2, 59, 0]:
@@ -168,8 +169,12 @@ def open_root(path: Path) -> TritonRoot:
 
 
 def _release(path: Path) -> str:
-    """Return the release of a root from its own files, or from the container's variables."""
-    # A Triton that a user has mounted into a container is not of the container's release.
+    """Return the release of a root from its own files, or from the container's variables.
+
+    Raises:
+        UsageError: neither of them names it.
+    """
+    # The variables are about the container's own Triton, not about one that a user has mounted.
     in_container = path == CONTAINER_ROOT
     variables: Mapping[str, str] = os.environ if in_container else {}
     # provision.py writes this file.
@@ -177,6 +182,7 @@ def _release(path: Path) -> str:
     release = _content(recorded) or variables.get("NVIDIA_TRITON_SERVER_VERSION", "")
     if re.fullmatch(r"\d\d\.\d\d", release):
         return release
+    # Else find it by the server's version.
     version = _content(path / "TRITON_VERSION")
     for name in ("TRITON_VERSION", "TRITON_SERVER_VERSION"):
         version = version or variables.get(name, "")
@@ -192,10 +198,12 @@ def _release(path: Path) -> str:
 
 
 def _content(file: Path) -> str:
+    """Return the stripped text of a file, or "" if it is missing."""
     return file.read_text().strip() if file.is_file() else ""
 
 
 def _stubs(path: Path) -> dict[str, Path]:
+    """Return the stubs of a root by the Python whose libpython they need, such as ``3.11``."""
     # A container has one stub, next to the backend. A root from the wheel has one per Python, too.
     stubs = {}
     for stub in (

@@ -181,8 +181,8 @@ def make_self_starting(workspace: Workspace, stub: Path, environment: Path, ship
     if (target / STUB_NAME).is_file():
         touch(target)
         return target / STUB_NAME
-    # 3) Make the copy.
-    # A folder relative to the original's place is wrong for the copy.
+    # 3) Make the copy. It keeps the folders that the original searches, but not those relative to
+    # the original's own place.
     former = [f for f in section.runpath or section.rpath if not f.startswith("$ORIGIN")]
     with workspace.cache.staging() as staging:
         entry = staging / "done"

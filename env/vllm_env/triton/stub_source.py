@@ -121,6 +121,7 @@ def check_branch(workspace: Workspace, release: str, options: StubOptions) -> No
 
 
 def _cached(workspace: Workspace, key: str) -> Path:
+    """Return the path of a stub in the cache, which need not exist."""
     return workspace.cache.path("stubs", key, STUB_NAME)
 
 
@@ -170,6 +171,11 @@ class _Build:
     log: Path
 
     def clone(self) -> None:
+        """Fetch ``python_backend`` at Triton's release into ``source`` of the staging folder.
+
+        Raises:
+            CommandError: git fails.
+        """
         branch = f"r{self.triton.release}"
         source = self.staging / "source"
         url = f"{self.options.git_url}/python_backend.git"
@@ -186,12 +192,19 @@ class _Build:
             lists.write_text(text, "utf-8")
 
     def compile(self, definitions: list[str]) -> Path:
+        """Compile the stub with these options of CMake; return the program.
+
+        Raises:
+            VllmEnvError: the build fails, or leaves no stub.
+        """
         cmake = TOOLS / "cmake"
         build = self.staging / "build"
         jobs = self.options.jobs or os.cpu_count() or 1
-        self._step("configure", [cmake, "-S", self.staging / "source", "-B", build, *definitions])
+        source = self.staging / "source"
+        self._run_cmake("configure", [cmake, "-S", source, "-B", build, *definitions])
         # Only the stub: the backend's own library belongs to the Triton root.
-        self._step("compile", [cmake, "--build", build, "--target", _TARGET, "--parallel", jobs])
+        command = [cmake, "--build", build, "--target", _TARGET, "--parallel", jobs]
+        self._run_cmake("compile", command)
         stub = next(build.rglob(STUB_NAME), None)
         if stub is None:
             raise VllmEnvError(
@@ -201,7 +214,12 @@ class _Build:
             )
         return stub
 
-    def _step(self, name: str, command: list[object]) -> None:
+    def _run_cmake(self, name: str, command: list[object]) -> None:
+        """Run a step of the build, with its output in the log; ``name`` is a verb for messages.
+
+        Raises:
+            CommandError: it fails; the remedy is by its output.
+        """
         report.step(name)
         try:
             # Through the network's gate, which knows --offline: CMake fetches sources both when it
@@ -221,6 +239,7 @@ class _Build:
             ) from error
 
     def _record(self, line: str) -> None:
+        """Append a line of output to the log, and show it if it is progress."""
         with self.log.open("a", encoding="utf-8") as sink:
             sink.write(f"{line}\n")
         # Ninja's progress.
@@ -237,7 +256,13 @@ def with_boost_url(text: str, url: str) -> str:
 
 
 def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
-    """Return CMake's options."""
+    """Return CMake's options.
+
+    Args:
+        build: the build.
+        prefix: the environment's prefix, whose Python the stub embeds.
+        python: its full version, such as ``3.11.7``.
+    """
     minor = ".".join(python.split(".")[:2])
     tag = f"r{build.triton.release}"
     options = build.options
@@ -284,6 +309,7 @@ def _build_environment(options: StubOptions) -> dict[str, str]:
 
 
 def _remedy(tail: str) -> str:
+    """Return the next step for a failed build, by the last lines of its output."""
     if re.search(r"archive\.h|rapidjson|RapidJSON|zlib\.h|ZLIB|numa\.h", tail):
         return f"Install what it needs: {_PACKAGES}."
     if re.search(r"CUDAToolkit|nvcc|cuda", tail, re.IGNORECASE):
