@@ -16,7 +16,10 @@ _Result = TypeVar("_Result")
 def on_all_cores(
     work: Callable[[_Piece], _Result], pieces: Iterable[_Piece]
 ) -> Generator[_Result, None, None]:
-    """Yield the results of the pieces in their order. Few of them are in memory."""
+    """Do ``work`` with each piece in a thread, and yield the results in the order of the pieces.
+
+    At most three pieces for each thread are in memory.
+    """
     workers = worker_count()
     pending: deque[Future[_Result]] = deque()
     # Threads: reading, the compressors and SHA-256 release the interpreter's lock. Between
@@ -30,7 +33,7 @@ def on_all_cores(
             while pending:
                 yield pending.popleft().result()
         except BaseException:
-            # Nobody needs the waiting pieces.
+            # A piece has failed, or the caller has stopped. Nobody needs the waiting pieces.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 

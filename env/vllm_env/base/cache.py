@@ -95,8 +95,11 @@ def default_root() -> Path:
 def settle_home(caches: Path, variables: Mapping[str, str]) -> None:
     """Move all caches, including uv's and pip's, if ``~/.cache`` cannot be written.
 
-    They go to ``VLLM_ENV_CACHE`` if it is set, else to ``caches``. Then ``variables`` are set, too,
-    unless the user has set them.
+    This sets environment variables of this process.
+
+    Args:
+        caches: the new place, unless ``VLLM_ENV_CACHE`` names one.
+        variables: further variables to set if the caches move, unless the user has set them.
     """
     place = Path(os.environ.get("VLLM_ENV_CACHE") or caches).absolute()
     # A user whom the container's /etc/passwd does not list has the home "/", or none at all.
@@ -215,12 +218,12 @@ class Cache:
     def evict(self, keep: set[Path], limit: int = _LIMIT_BYTES) -> None:
         """Remove the least recently used entries until ``limit`` bytes remain.
 
-        It does so once an hour at most. Entries with a path in ``keep`` stay, however full the
-        cache is.
+        This does nothing if it was done in the last hour. Entries with a path in ``keep`` stay,
+        however full the cache is.
         """
         marker = self.root / ".evicted"
         with contextlib.suppress(OSError):
-            # To measure tens of GB takes seconds, so once an hour is enough.
+            # The file's time is the last call's. To measure tens of GB takes seconds.
             if time.time() - marker.stat().st_mtime < 3600:
                 return
         entries = self.entries()

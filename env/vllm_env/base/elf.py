@@ -90,8 +90,13 @@ def read_dynamic_section(path: str | Path) -> DynamicSection | None:
 # A build reads 500 libraries for what they need, and again for their paths. pyelftools takes 0.6 s.
 @functools.cache
 def _read_once(path: str, _version: tuple[int, ...]) -> DynamicSection | None:
+    """Return what ``read_dynamic_section`` does, from memory if the file has been read before.
+
+    ``_version`` identifies the file's content. As an argument, it is a part of the memory's key.
+    """
     try:
         with open(path, "rb") as stream:
+            # Bytes 18 and 19 are the machine.
             head = stream.read(20)
             if head[:6] != _IDENT or head[18:] != _MACHINE:
                 return None
@@ -114,8 +119,9 @@ def needed_python(path: Path) -> str | None:
 
 
 def _read(elf: ELFFile, segment: Any) -> DynamicSection:
+    """Return the fields of a dynamic segment (PT_DYNAMIC)."""
     tags = list(segment.iter_tags())
-    # They stay apart because a library's own dependencies inherit DT_RPATH, not DT_RUNPATH.
+    # Both kinds of paths stay apart: a library's dependencies inherit DT_RPATH, not DT_RUNPATH.
     return DynamicSection(
         needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
         rpath=_folders(tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"),
@@ -125,11 +131,12 @@ def _read(elf: ELFFile, segment: Any) -> DynamicSection:
 
 
 def _folders(entries: Iterable[str]) -> tuple[str, ...]:
+    """Split search paths such as ``/a:/b`` into folders."""
     return tuple(folder for entry in entries for folder in entry.split(":") if folder)
 
 
 def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
-    """Return the newest version of glibc's symbols that a file needs."""
+    """Return the newest version of glibc's symbols that a file needs; ``()`` if it needs none."""
     newest: tuple[int, ...] = ()
     for section in elf.iter_sections("SHT_GNU_verneed"):
         for _, auxiliaries in section.iter_versions():

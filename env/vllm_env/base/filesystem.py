@@ -176,7 +176,7 @@ def why_not_writable(folder: Path) -> str:
     """Return why this user cannot write into a folder, nor create it; "" if they can."""
     try:
         folder.lstat()
-    # The nearest folder, below, tells more.
+    # Missing, or a folder above it cannot be entered. The checks below find out what is the case.
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass
     # For example, the name is too long.
@@ -189,9 +189,10 @@ def why_not_writable(folder: Path) -> str:
     if not os.access(place, os.W_OK | os.X_OK):
         return f"no permission in {place}"
     try:
-        # access(2) lets root write into /proc, where nothing can be created. The file has no name.
-        # No file is tried in a folder that is there: a server may watch its time.
+        # By access(2), root may write into /proc, where nothing can be created. So try it, unless
+        # the folder itself is there: a server may watch its time, which a new file changes.
         if place != folder.absolute():
+            # This file has no name that others could see.
             with tempfile.TemporaryFile(dir=place):
                 pass
     except OSError as error:

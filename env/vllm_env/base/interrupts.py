@@ -37,8 +37,9 @@ def take_interrupts() -> None:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-    """Hold interrupts back while the block runs; the yielded function lets them through.
+    """Hold interrupts back while the block runs.
 
+    The yielded function returns a context manager, which lets them through while its block runs.
     In any thread but the main one, this does nothing.
     """
     # Inside another held block, "through" means: as that block has it.
@@ -49,13 +50,19 @@ def interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager
 
 @contextlib.contextmanager
 def _switched(*, is_holding: bool) -> Iterator[None]:
+    """Hold interrupts back or let them through while the block runs; then restore what was before.
+
+    Raises:
+        KeyboardInterrupt: one was held back, and is let through now.
+    """
     # Python runs signal handlers in the main thread only. If another thread changed this state as
     # well, each could restore what the other had set. The signals could stay held back for ever.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = _State.is_holding
-    # The signals are not blocked: another thread, of OpenBLAS or gRPC, would receive them.
+    # Only the handler holds them back. If this thread blocked the signals, another one, of OpenBLAS
+    # or gRPC, would receive them.
     try:
         _State.is_holding = is_holding
         _raise_waiting()
@@ -66,6 +73,7 @@ def _switched(*, is_holding: bool) -> Iterator[None]:
 
 
 def _interrupt(*_: object) -> None:
+    """Handle a signal: remember it while signals are held back, else raise a KeyboardInterrupt."""
     # A second signal is not held back: the block may hang in a driver or a network file system.
     if _State.is_holding and not _State.is_waiting:
         _State.is_waiting = True
@@ -75,6 +83,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _raise_waiting() -> None:
+    """Raise the KeyboardInterrupt of a signal that was held back, once this is over."""
     if _State.is_waiting and not _State.is_holding:
         _State.is_waiting = False
         raise KeyboardInterrupt

@@ -47,6 +47,7 @@ def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
     both.
     """
     with interrupts_held() as let_through, contextlib.ExitStack() as stack:
+        # As long as it is ``place``, no folder has been made.
         folder = place
         # Another build may remove the folder as abandoned before it is locked. Then make another.
         while folder == place or not folder.exists():
@@ -88,6 +89,7 @@ def take_lock(place: Path, operation: int, flags: int = _FOLDER) -> int:
     try:
         fcntl.flock(handle, operation)
         is_locked = True
+    # Another process has the lock: callers know this error.
     except BlockingIOError:
         raise
     # The error has no path. NFS gives one if its lock service does not run.

@@ -65,9 +65,9 @@ def has_gpu() -> bool:
 
 def gpus() -> str:
     """Return a description of the NVIDIA driver and of each GPU; "" if the driver is not loaded."""
-    # The other lines of a GPU's file, such as its interrupt, may change with each start.
     files = sorted(_NVIDIA.glob("gpus/*/information"))
     lines = [line for file in files for line in file.read_text("utf-8").splitlines()]
+    # The other lines of a GPU's file, such as its interrupt, may change with each start.
     models = [line for line in lines if line.startswith("Model:")]
     version = _NVIDIA / "version"
     driver = version.read_text("utf-8") if version.is_file() else ""

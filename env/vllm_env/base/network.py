@@ -123,6 +123,7 @@ class PipConfig:
 
     def sources(self) -> list[Source]:
         """Return the sources of this configuration and of uv's variables, each once."""
+        # pip's setting counts before uv's. Without any, "" means pip's default index.
         defaults = [self.index_url, *uv_places("UV_DEFAULT_INDEX", "UV_INDEX_URL"), ""]
         default = next((url for url in defaults if url), "")
         indexes = [default, *self.extra_index_urls, *uv_places("UV_INDEX", "UV_EXTRA_INDEX_URL")]
@@ -160,7 +161,7 @@ def read_pip_config(python: str = sys.executable) -> PipConfig:
 def parse_pip_config(listing: str) -> PipConfig:
     """Parse lines like ``global.index-url='…'``."""
     values: dict[str, str] = {}
-    # The later ones win, as in pip. Sections for other commands of pip do not concern packages.
+    # A later section wins, as in pip. Sections of other commands than install do not count.
     for wanted_section in ("global", "install", ":env:"):
         for line in listing.splitlines():
             # Only at the first "=": a token in an index's URL may contain another one.
@@ -247,7 +248,7 @@ class Network:
         pytorch: Sequence[str],
         **options: Any,
     ) -> str:
-        """Run uv or pip.
+        """Run uv or pip; if its sources lack torch, run it again with PyTorch's index.
 
         Args:
             command: program and arguments.
@@ -270,7 +271,7 @@ class Network:
         try:
             return _run(command, what, **options)
         except CommandError as error:
-            # Only a failure about torch can be solved by PyTorch's index.
+            # Another index helps only if the failure is about torch.
             if self.offline or "torch" not in error.tail:
                 raise
             try:
@@ -380,6 +381,7 @@ def _connects(host: str, port: int) -> bool:
 
 
 def _run(argv: Sequence[object], what: str, **options: Any) -> str:
+    """Run a program; if its output names a known failure of the network, raise a NetworkError."""
     options["env"] = {**_NO_PROMPT, **options.get("env", {})}
     try:
         return run(argv, what=what, **options)

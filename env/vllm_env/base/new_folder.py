@@ -24,9 +24,9 @@ from .locks import locked_folder, remove_unlocked
 
 _SCRATCH = ".vllm_env."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# The contents, in a scratch folder.
+# The folder of the contents in the scratch folder.
 _MADE = "made"
-# Next to the contents, from the moment in which they are renamed.
+# A file next to it. It shows that the contents are being moved into the user's folder.
 _PLACING = "placing"
 
 
@@ -41,9 +41,11 @@ def prepare(folder: Path, last: str) -> None:
         UsageError: the folder is not empty.
         VllmEnvError: it cannot be written.
     """
-    # `clean` does not know this folder.
+    # Only this removes them: `clean` does not know the user's folder.
     for leftover in folder.glob(f"{_SCRATCH}*"):
         was_placing = (leftover / _PLACING).exists()
+        # A run was killed while it moved the contents: what is there is only a part of them. Look
+        # for ``last`` after the lock is free, because a run that ends well moves it until then.
         if remove_unlocked(leftover) and was_placing and not (folder / last).exists():
             for path in _others(folder):
                 remove_tree(path) if path.is_dir() else path.unlink()
@@ -96,7 +98,16 @@ def filled(folder: Path, last: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _place(made: Path, folder: Path, last: str) -> None:
-    """Move all contents into the folder, or nothing."""
+    """Move all contents into the folder, or nothing.
+
+    Args:
+        made: the folder with the contents.
+        folder: the user's folder.
+        last: the name that is moved last.
+
+    Raises:
+        UsageError: the folder is no longer empty.
+    """
     if others := _others(folder):
         raise UsageError(
             f"{folder} is no longer empty: somebody has put {others[0].name} there.",
@@ -104,11 +115,14 @@ def _place(made: Path, folder: Path, last: str) -> None:
         )
     with interrupts_held(), contextlib.ExitStack() as on_error:
         (made.parent / _PLACING).touch()
+        # False sorts before True, so ``last`` comes last.
         for path in sorted(made.iterdir(), key=lambda path: path.name == last):
             path.rename(folder / path.name)
+            # If a later one cannot be moved, this one is moved back.
             on_error.callback((folder / path.name).rename, path)
         on_error.pop_all()
 
 
 def _others(folder: Path) -> list[Path]:
+    """Return what is in a folder besides the scratch folders of this program."""
     return [path for path in folder.iterdir() if not path.name.startswith(_SCRATCH)]

@@ -49,7 +49,7 @@ class _Group:
 
     @contextlib.contextmanager
     def holding(self, child: Child) -> Iterator[None]:
-        """Have a program end with the group while the block runs."""
+        """Count a program to the group while the block runs: it ends when the group is ended."""
         with self._lock:
             self._children.add(child)
             has_ended = self._has_ended
@@ -76,9 +76,10 @@ _group: ContextVar[_Group | None] = ContextVar("group", default=None)
 
 @contextlib.contextmanager
 def ended_together() -> Iterator[None]:
-    """End all programs of :func:`grouped` and :func:`run` in threads with this context on failure.
+    """If the block fails, end all programs that :func:`run` and :func:`grouped` hold in it.
 
-    A Ctrl-C reaches the main thread only, and a thread that waits for a program would go on.
+    Those of other threads are ended, too, if they run with this context. Otherwise a Ctrl-C would
+    reach the main thread only, and a thread that waits for a program would go on.
     """
     group = _Group(_group.get())
     token = _group.set(group)
@@ -92,7 +93,7 @@ def ended_together() -> Iterator[None]:
 
 
 def grouped(child: Child) -> contextlib.AbstractContextManager[None]:
-    """Have a program end with the others of :func:`ended_together` while the block runs."""
+    """Count a program to the group of :func:`ended_together`, if any, while the block runs."""
     return (_group.get() or _Group()).holding(child)
 
 
@@ -244,7 +245,7 @@ def start(
 
 
 def _read(child: Child, on_line: Callable[[str], None] | None) -> str:
-    """Read the output of a program until it ends."""
+    """Read the output of a program until it ends; return at most its last 100,000 lines."""
     # The limit bounds the memory for a program that prints a lot.
     lines: deque[str] = deque(maxlen=100_000)
     for line in child.stdout or ():
@@ -268,6 +269,7 @@ def end_session(child: Child) -> None:
 
 
 def _end_sessions(children: Sequence[Child]) -> None:
+    """End programs with all that they have started: SIGTERM, and after 3 s SIGKILL."""
     for child in children:
         _signal_session(child, signal.SIGTERM)
     for child in children:

@@ -85,6 +85,7 @@ class Console:
             finally:
                 self._live.remove_task(row)
             return
+        # The outermost stage makes the display, and ends it.
         self._live = Progress(*_COLUMNS, console=self._rich, transient=True)
         try:
             with self._live:

@@ -35,6 +35,7 @@ def pip_settings(sources: list[Source], empty: Path) -> dict[str, str]:
     """
     indexes = [source.place for source in sources if source.is_index]
     folders = [source.place for source in sources if not source.is_index]
+    # Without this variable, pip asks its default index, which is the source "".
     first = {"PIP_INDEX_URL": indexes[0]} if indexes and indexes[0] else {}
     return {
         **first,
