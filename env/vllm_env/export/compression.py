@@ -48,6 +48,7 @@ class Gzip(Compression):
         size = 0
 
         def counted() -> Iterator[bytes]:
+            """Yield the chunks; sum up the checksum and the size of what has been yielded."""
             nonlocal checksum, size
             for chunk in chunks:
                 checksum = zlib.crc32(chunk, checksum)
@@ -56,6 +57,7 @@ class Gzip(Compression):
 
         yield self._HEADER
         yield from on_all_cores(self._compress_chunk, counted())
+        # The trailer has both, the size modulo 2**32 (RFC 1952).
         yield self._END + struct.pack("<LL", checksum, size & 0xFFFFFFFF)
 
     def _compress_chunk(self, chunk: bytes) -> bytes:

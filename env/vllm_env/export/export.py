@@ -113,7 +113,19 @@ def export(
 
 
 def _read_model(model: Path, manifest: Manifest, scratch: Path) -> tuple[Content, list[Path]]:
-    """Check a model, and return its content for the image, and its weights and caches."""
+    """Check and unpack a model.
+
+    Args:
+        model: the model's folder.
+        manifest: its manifest.
+        scratch: an empty folder for the unpacked environment.
+
+    Returns:
+        Its content for the image, and its weights and caches, which the image does not have.
+
+    Raises:
+        VllmEnvError: the model differs from its manifest, or has a file that must not be in it.
+    """
     name = model.name
     # The user may keep the model elsewhere and link to it.
     model = model.resolve()
@@ -124,8 +136,9 @@ def _read_model(model: Path, manifest: Manifest, scratch: Path) -> tuple[Content
     config = _exported_config(model)
     report.step(f"{name}: unpacking")
     layout, packed = manifest.packed(model)
+    # open() yields the parts of an environment as they are unpacked, and the whole one last.
     *_, tree = layout.open(packed, installed_triton(), scratch)
-    # A build records no digest of an unpacked folder.
+    # A build records no digest of an unpacked folder, so check_files() has not checked it.
     if layout.name == Directory.name and not manifest.named.sha256:
         check_unpacked(tree.path, REBUILD_REMEDY)
     exported = dataclasses.replace(
@@ -148,7 +161,11 @@ def _read_model(model: Path, manifest: Manifest, scratch: Path) -> tuple[Content
 
 
 def _exported_config(model: Path) -> bytes:
-    """Return the configuration with the environment of the image."""
+    """Return a model's configuration with the environment of the image.
+
+    Raises:
+        VllmEnvError: it names the environment in a way that cannot be replaced.
+    """
     file = model / CONFIG_NAME
     text = with_environment_path(read_config_text(file), Directory.environment)
     path = parse_config(file, text).parameters[ENVIRONMENT_PARAMETER].string_value
@@ -162,14 +179,20 @@ def _exported_config(model: Path) -> bytes:
 
 
 def _write(image: Image, contents: list[Content], tag: str) -> str:
+    """Write the layers and documents of an image; return its digest.
+
+    Raises:
+        VllmEnvError: too little space is free, or a link leads out of an environment.
+    """
     layers = plan_layers(contents)
+    # Uncompressed bytes.
     total = sum(layer.tar.size for layer in layers)
     require_space(image.folder.parent, int(total * _WORST_RATIO), "the image")
-    before = 0
+    written = 0
     for layer in layers:
-        for done in image.add(layer):
-            report.step(layer.name, (before + done) / total)
-        before += layer.tar.size
+        for done_of_layer in image.add(layer):
+            report.step(layer.name, (written + done_of_layer) / total)
+        written += layer.tar.size
     return image.finish(tag)
 
 
@@ -177,6 +200,7 @@ def _labels(manifests: list[Manifest]) -> dict[str, str]:
     """Return OCI's standard labels and our own; values of several models are joined."""
 
     def joined(values: list[str]) -> str:
+        # Each value once, and no empty ones.
         return ", ".join(dict.fromkeys(filter(None, values)))
 
     versions = joined([manifest.vllm.version for manifest in manifests])

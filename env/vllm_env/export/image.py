@@ -46,6 +46,7 @@ class _Source:
     def chunks(self) -> Iterator[bytes]:
         """Yield the archive's bytes."""
         buffer = memoryview(bytearray(CHUNK_BYTES))
+        # chunks() only describes them. read_chunk() reads the files.
         for chunk in self.layer.tar.chunks():
             data = bytes(read_chunk(chunk, buffer))
             self.digest.update(data)
@@ -74,11 +75,15 @@ class Image:
     layers: list[WrittenLayer] = field(default_factory=list)
 
     def add(self, layer: Layer) -> Iterator[int]:
-        """Write a layer, and yield the number of uncompressed bytes that are done."""
+        """Write a layer, and yield the number of uncompressed bytes that are done.
+
+        Only a caller that takes all of them gets the layer.
+        """
         blobs = self.folder / _BLOBS
         blobs.mkdir(parents=True, exist_ok=True)
         source = _Source(layer)
         digest = hashlib.sha256()
+        # A blob's name is its digest, which is known at the end.
         unfinished = blobs / "unfinished"
         with unfinished.open("wb") as sink:
             for data in self.compression.compress(source.chunks()):
@@ -96,11 +101,15 @@ class Image:
         unfinished.rename(blobs / digest.hexdigest())
 
     def _platform(self) -> dict[str, str]:
+        """Return the platform as the specification has it: ``linux`` and ``amd64`` apart."""
         system, _, architecture = self.platform.partition("/")
         return {"architecture": architecture, "os": system}
 
     def finish(self, tag: str) -> str:
-        """Write the documents of the image, and return its digest."""
+        """Write the configuration, the manifest and the index; return the manifest's digest.
+
+        A registry knows the image by this digest.
+        """
         config = {
             **self._platform(),
             "created": self.created,
@@ -126,6 +135,7 @@ class Image:
             "annotations": self.labels,
         }
         described = self._write_blob(f"{_MEDIA}.manifest.v1+json", manifest)
+        # Here tools look for the tag of an image in a folder.
         named = {"org.opencontainers.image.ref.name": tag}
         index = {
             "schemaVersion": 2,

@@ -68,6 +68,8 @@ class Layer:
 def plan_layers(contents: list[Content]) -> list[Layer]:
     """Return the layers of models, with the files of each sorted by path.
 
+    Each model has its own layer of each kind; the kinds that change least come first.
+
     Raises:
         VllmEnvError: a link leads out of an environment.
     """
@@ -81,52 +83,64 @@ def plan_layers(contents: list[Content]) -> list[Layer]:
 
 
 def _by_kind(content: Content) -> dict[str, list[str]]:
-    """Return the model's paths, relative to its folder in the image, by their kind."""
+    """Return the model's paths, relative to its folder in the image, by the kind of their layer.
+
+    Raises:
+        VllmEnvError: a link leads out of the environment.
+    """
     paths: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for path in content.paths:
         paths[_kind_of_own(path)].append(path)
     packages = site_packages(content.environment).relative_to(content.environment).as_posix()
-    owners = _owners(content)
+    kinds = _kinds_of_wheels(content)
     for path in paths_in(content.environment):
         if (content.environment / path).is_symlink():
             check_link(content.environment, path)
-        owner = _owner(path, owners)
-        # No wheel lists the start-up hook. It changes with this tool.
-        kind = CODE_AND_STUB if path.startswith(f"{packages}/") else INTERPRETER
-        paths[owner or kind].append(f"{Directory.environment}/{path}")
+        kind = _kind_in_wheels(path, kinds)
+        if not kind:
+            # In site-packages, only the start-up hook is of no wheel. It changes with this tool.
+            is_hook = path.startswith(f"{packages}/")
+            kind = CODE_AND_STUB if is_hook else INTERPRETER
+        paths[kind].append(f"{Directory.environment}/{path}")
     return paths
 
 
 def _kind_of_own(path: str) -> str:
+    """Return the kind of a file that is not in the environment: a build's, or the user's."""
     first = path.partition("/")[0]
     built = (VERSION_FOLDER, STUB_NAME, STUB_LIBRARIES, MANIFEST_NAME, SBOM_NAME)
     return CODE_AND_STUB if first in built and path != OFFICIAL_ARGS_NAME else SETTINGS
 
 
-def _owners(content: Content) -> dict[str, str]:
-    """Return the kind of each file of a wheel, and of the folder of its metadata."""
+def _kinds_of_wheels(content: Content) -> dict[str, str]:
+    """Return the kind of each file that a wheel lists, and of the folder of its metadata.
+
+    The paths are relative to the environment.
+    """
     packages = site_packages(content.environment)
     installed = {each.name: owned for each, owned in read_installed(packages).items()}
     of_torch = _required_by_torch(installed)
-    owners = {}
-    # Sorted, as some wheels own the same file.
+    kinds = {}
+    # Sorted, because some wheels own the same file: the last one decides.
     for name in sorted(installed):
         kind = TORCH if name in of_torch else WHEELS
         if name == content.vllm:
             kind = VLLM
         for file in installed[name].files:
+            # A wheel lists its programs as ../../../bin/NAME.
             place = (packages / file).resolve() if file.startswith("../") else packages / file
             path = place.relative_to(content.environment).as_posix()
-            owners[path] = kind
-            # RECORD has no digest of itself.
+            kinds[path] = kind
+            # The folder counts as well: not all of its files are listed with a digest, such as
+            # RECORD itself.
             metadata, _, rest = path.partition(".dist-info/")
             if rest:
-                owners[f"{metadata}.dist-info"] = kind
-    return owners
+                kinds[f"{metadata}.dist-info"] = kind
+    return kinds
 
 
 def _required_by_torch(installed: Mapping[str, Owned]) -> set[str]:
-    """Return the wheels that change with torch: the ones of CUDA that it requires, and so on."""
+    """Return torch's wheels and those of CUDA that they require, directly or by one another."""
     found: set[str] = set()
     waiting = list(_TORCH)
     while waiting:
@@ -145,18 +159,28 @@ def _required_by_torch(installed: Mapping[str, Owned]) -> set[str]:
     return found
 
 
-def _owner(path: str, owners: Mapping[str, str]) -> str:
+def _kind_in_wheels(path: str, kinds: Mapping[str, str]) -> str:
+    """Return the kind of the wheel that a path belongs to; "" if it is of no wheel.
+
+    Args:
+        path: a file of the environment.
+        kinds: what :func:`_kinds_of_wheels` returns.
+    """
+    # Bytecode belongs to its source: pkg/__pycache__/mod.cpython-312.pyc to pkg/mod.py.
     folder, is_bytecode, name = path.partition("/__pycache__/")
     if is_bytecode:
         path = f"{folder}/{name.partition('.')[0]}.py"
-    metadata, _, rest = path.partition(".dist-info/")
-    return owners.get(path) or (owners.get(f"{metadata}.dist-info", "") if rest else "")
+    if path in kinds:
+        return kinds[path]
+    metadata, is_metadata, _ = path.partition(".dist-info/")
+    return kinds.get(f"{metadata}.dist-info", "") if is_metadata else ""
 
 
 def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
     """Yield the layers for paths: one, or several if it would become too large."""
     layer = Layer(name, TarContents())
     number = 1
+    # The folders that the layer already has.
     folders: set[str] = set()
     for path in paths:
         source = content.folder / path
@@ -169,7 +193,8 @@ def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
             layer = Layer(f"{name} {number}", TarContents())
             folders.clear()
         target = f"{MODELS}/{content.name}/{path}"
-        # The folders above. They must have the same mode in each layer.
+        # Add the folders above it, the outermost first. All get the mode of the model's folder, so
+        # that they have the same one in each layer.
         for folder in reversed([parent.as_posix() for parent in Path(target).parents][:-1]):
             if folder not in folders:
                 folders.add(folder)

@@ -71,15 +71,18 @@ def find_own_files(model: Path) -> OwnFiles:
             raise VllmEnvError(
                 f"{model / path} looks like a secret.", cause="Its name says so.", remedy=_REMEDY
             )
+        # The stand-in, a tiny model, is a part of the image.
         is_standin = path.startswith(f"{STANDIN_NAME}/")
         is_weight = path.endswith(WEIGHT_SUFFIXES) and not is_standin
-        # The folder of the cache may be a link.
+        # The folder of the cache may be a link, which is then a path of its own.
         is_cache = path.partition("/")[0] == CACHE_NAME
+        # Hidden files are those of editors and of git.
+        is_hidden = re.search(r"(^|/)\.", path)
+        is_bytecode = re.search(r"(^|/)__pycache__/|\.pyc$", path)
         if is_weight or is_cache:
             left_out.append(path)
-        # Hidden files are those of editors and of git, bytecode is this machine's.
-        elif not re.search(r"(^|/)\.", path) and not re.search(r"(^|/)__pycache__/|\.pyc$", path):
-            _check(model, path)
+        elif not is_hidden and not is_bytecode:
+            _check_file(model, path)
             paths.append(path)
     _check_settings(model)
     return OwnFiles(tuple(sorted(paths)), tuple(sorted(left_out)))
@@ -102,6 +105,7 @@ def _walk(model: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(model):
         inner = os.path.relpath(folder, model)
         if inner == ".":
+            # os.walk() does not enter a folder that is taken out of its list.
             folders[:] = [name for name in folders if name not in LAYOUT_FILES]
         links = [name for name in folders if Path(folder, name).is_symlink()]
         for name in (*names, *links):
@@ -110,7 +114,12 @@ def _walk(model: Path) -> Iterator[str]:
                 yield path
 
 
-def _check(model: Path, path: str) -> None:
+def _check_file(model: Path, path: str) -> None:
+    """Check a file or link for the image.
+
+    Raises:
+        VllmEnvError: it looks like a secret, leads out of the folder, or is not a file.
+    """
     file = model / path
     if file.is_symlink():
         check_link(model, path)
@@ -124,7 +133,11 @@ def _check(model: Path, path: str) -> None:
 
 
 def _check_settings(model: Path) -> None:
-    """Check the fields of the configuration and of the engine arguments for keys of any form."""
+    """Check for secrets of any form, by the names of settings.
+
+    Raises:
+        VllmEnvError: the configuration or a file of engine arguments sets such a field.
+    """
     parameters = read_config(model).parameters
     settings: dict[Path, Mapping[str, Any]] = {
         model / CONFIG_NAME: {name: value.string_value for name, value in parameters.items()}
