@@ -142,6 +142,7 @@ def _vllm_wheel(known: Preview) -> str:
     # The index has a release's wheel. Its size is part of the bytes to fetch.
     if wheel is None:
         return "in the package registry"
+    # This is the origin of a wheel that the user has named by its path (pins.py).
     place = "a file" if vllm.origin == f"wheel {wheel.name}" else "in the cache"
     return f"{place}, {wheel.stat().st_size} bytes"
 

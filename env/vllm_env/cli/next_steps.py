@@ -64,7 +64,8 @@ def _client() -> list[str]:
     """Return the command that starts the client."""
     if IS_WHEEL:
         return [_door(), "client"]
-    # The client finds its checkout's tools by itself. They may be in the cache.
+    # With any Python, the client finds its tools in the checkout. If they are in the cache, only
+    # their own Python has them.
     has_own_tools = TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3")
     python = "python3" if has_own_tools else sys.executable
     return [python, _here(CHECKOUT / "client" / "client.py")]

@@ -237,7 +237,7 @@ def _other_profiles(workspace: Workspace, spec: Spec) -> str:
 
 
 def _known_versions(workspace: Workspace, distribution: str) -> list[str]:
-    """Return the registry's versions of a distribution, the newest first."""
+    """Return the registry's versions of a distribution, newest first; none if it is silent."""
     try:
         answer = workspace.network.pip_command(["index", "versions", distribution], "list versions")
     except CommandError:
