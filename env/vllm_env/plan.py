@@ -161,7 +161,10 @@ def published_with(model: Path, key: str) -> Manifest | None:
 
 
 def find_published(target: Path, key: str) -> Manifest | None:
-    """Return the manifest of the published model if a build would give the same, else None."""
+    """Return the manifest of the published model if a build would give the same, else None.
+
+    None also if a file of the model is missing or cut off, or Triton could not start the stub.
+    """
     manifest = published_with(target, key)
     # is_whole() compares sizes only: an archive has several GB.
     if manifest is None or not manifest.is_whole(target):

@@ -229,10 +229,11 @@ def _explained(error: CommandError, tree: Path, log: Path) -> VllmEnvError:
     for pattern, cause, remedy in _FAILURES:
         if re.search(pattern, output):
             return VllmEnvError(what, cause=cause, remedy=f"{remedy} The output: {log}.")
+    # An error of the network has its own cause and remedy.
     cause = error.cause
     remedy = error.remedy
     if not isinstance(error, NetworkError):
-        # The last exception of the build.
+        # Else the likely cause is the last exception that the build has printed.
         errors = re.findall(r"^\s*([\w.]*(?:Error|Exception)\b.*)$", output, re.MULTILINE)
         cause = cause or (f"{errors[-1].rstrip('.')}." if errors else "")
         remedy = "The tree must build, because an editable install cannot be packed."
