@@ -34,18 +34,18 @@ def audit(workspace: Workspace, spec: Spec) -> list[Finding]:
         with report.stage("audit"):
             lock = read_pylock(file)
             report.step(f"{len(lock.wheels)} wheels of {file.name}")
-            audited = _ask(workspace, lock)
+            audited = _run_pip_audit(workspace, lock)
     except VllmEnvError as error:
         return [Finding(_NAME, "warning", f"not looked up: {error.what}", error.remedy)]
     distribution = lock.inputs.distribution
-    findings = [_finding(entry, distribution) for entry in audited if entry.get("vulns")]
+    findings = [_advisory_finding(entry, distribution) for entry in audited if entry.get("vulns")]
     skipped = [entry["skip_reason"] for entry in audited if "skip_reason" in entry]
     findings += [Finding(_NAME, "warning", f"not looked up: {reason}") for reason in skipped]
     none = f"none for the {len(audited)} wheels of {file.name}"
     return findings or [Finding(_NAME, "ok", none)]
 
 
-def _ask(workspace: Workspace, lock: LockFile) -> list[dict[str, Any]]:
+def _run_pip_audit(workspace: Workspace, lock: LockFile) -> list[dict[str, Any]]:
     """Return pip-audit's entry for each wheel.
 
     Raises:
@@ -88,7 +88,7 @@ def names_of(lock: LockFile) -> Iterable[str]:
         yield f"{name}=={Version(wheel.version).public}"
 
 
-def _finding(entry: dict[str, Any], distribution: str) -> Finding:
+def _advisory_finding(entry: dict[str, Any], distribution: str) -> Finding:
     """Return the finding about a wheel that advisories name.
 
     Args:

@@ -49,7 +49,7 @@ def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]
         commands.append(["ln", "-sfn", str(request.repository), str(link)])
         repository = link
     if IS_WHEEL:
-        serve = [_door(), "serve", *(f"--model={model}" for model in models)]
+        serve = [_program_as_typed(), "serve", *(f"--model={model}" for model in models)]
         if repository != Path(_here(BuildRequest.repository)):
             serve.append(f"--model-repository={repository}")
         if result.triton.path != installed_triton():
@@ -63,7 +63,7 @@ def next_commands(result: BuildResult, request: BuildRequest) -> list[list[str]]
 def _client() -> list[str]:
     """Return the command that starts the client."""
     if IS_WHEEL:
-        return [_door(), "client"]
+        return [_program_as_typed(), "client"]
     # With any Python, the client finds its tools in the checkout. If they are in the cache, only
     # their own Python has them.
     has_own_tools = TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3")
@@ -71,7 +71,7 @@ def _client() -> list[str]:
     return [python, _here(CHECKOUT / "client" / "client.py")]
 
 
-def _door() -> str:
+def _program_as_typed() -> str:
     """Return how to type the program of an installed wheel."""
     program = Path(sys.argv[0]).absolute()
     # `python -m vllm_env` has started a file that nobody can type.

@@ -103,7 +103,7 @@ def export(
                 created=max(manifest.built_at for _, manifest in models),
                 platform=models[0][1].platform,
             )
-            digest = _write(image, contents, tag)
+            digest = _write_image(image, contents, tag)
             base = image_of(models[0][1].triton_release)
             text = _DOCKERFILE.format(base=base, models=MODELS)
             (made / DOCKERFILE).write_text(text, "utf-8")
@@ -178,7 +178,7 @@ def _exported_config(model: Path) -> bytes:
     return encode_config(text)
 
 
-def _write(image: Image, contents: list[Content], tag: str) -> str:
+def _write_image(image: Image, contents: list[Content], tag: str) -> str:
     """Write the layers and documents of an image; return its digest.
 
     Raises:

@@ -78,7 +78,7 @@ def plan_layers(contents: list[Content]) -> list[Layer]:
     for kind in KINDS:
         for content, paths in zip(contents, divided, strict=True):
             name = kind if len(contents) == 1 else f"{content.name}: {kind}"
-            layers += _split(name, content, sorted(paths[kind]))
+            layers += _layers_of(name, content, sorted(paths[kind]))
     return layers
 
 
@@ -176,7 +176,7 @@ def _kind_in_wheels(path: str, kinds: Mapping[str, str]) -> str:
     return kinds.get(f"{metadata}.dist-info", "") if is_metadata else ""
 
 
-def _split(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
+def _layers_of(name: str, content: Content, paths: list[str]) -> Iterator[Layer]:
     """Yield the layers for paths: one, or several if it would become too large."""
     layer = Layer(name, TarContents())
     number = 1

@@ -109,7 +109,7 @@ def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -
     # page of an index has no hashes, and a folder never has any. Then ask each source alone.
     for asked in [sources, *alone] if len(sources) > 1 else alone:
         with workspace.cache.staging() as staging:
-            answer = _ask(workspace, lock, wheel, asked, staging)
+            answer = _download_from(workspace, lock, wheel, asked, staging)
             file = staging / "wheels" / wheel.file
             if file.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _fetch(workspace: Workspace, lock: Lock, wheel: LockedWheel, folder: Path) -
     )
 
 
-def _ask(
+def _download_from(
     workspace: Workspace, lock: Lock, wheel: LockedWheel, sources: list[Source], staging: Path
 ) -> str:
     """Have pip download a wheel into ``wheels`` of a staging folder; return what the sources have.

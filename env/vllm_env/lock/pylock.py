@@ -186,7 +186,7 @@ def write_pylock(lock: Lock, file: Path) -> None:
         "lock-version": "1.0",
         "created-by": "gen_vllm_env.sh --upgrade",
         "requires-python": f"=={lock.spec.python}.*",
-        "packages": [_package(wheel) for wheel in wheels],
+        "packages": [_package_entry(wheel) for wheel in wheels],
         "tool": {_TOOL: tool},
     }
     # The standard's own check: other installers can then read the file, too.
@@ -195,8 +195,8 @@ def write_pylock(lock: Lock, file: Path) -> None:
     write_whole(file.resolve(), tomli_w.dumps(document))
 
 
-def _package(wheel: LockedWheel) -> dict[str, Any]:
-    """Return a wheel as an entry of ``packages`` in the lock; ``_wheel`` reads it."""
+def _package_entry(wheel: LockedWheel) -> dict[str, Any]:
+    """Return a wheel as an entry of ``packages`` in the lock; ``_wheel_of_entry`` reads it."""
     record: dict[str, Any] = {"path": f"wheelhouse/{wheel.file}"}
     # PEP 751 has no value for an unknown size, so the key is omitted.
     if wheel.size:
@@ -235,15 +235,15 @@ def read_pylock(file: Path) -> LockFile:
         layer = None
         if conda:
             layer = CondaLayer(REMOTE_CHANNEL, tuple(CondaPackage(**package) for package in conda))
-        return LockFile(inputs, tuple(_wheel(package) for package in packages), layer)
+        return LockFile(inputs, tuple(_wheel_of_entry(package) for package in packages), layer)
     except (ValueError, TypeError, KeyError, PylockValidationError) as error:
         raise VllmEnvError(f"The lock {file} is damaged: {error}.", remedy=_UPGRADE) from error
 
 
-def _wheel(package: Package) -> LockedWheel:
+def _wheel_of_entry(package: Package) -> LockedWheel:
     """Return the one wheel that a lock of this tool has for a package.
 
-    ``_package`` writes the entry.
+    ``_package_entry`` writes the entry.
 
     Raises:
         ValueError: the entry has no path, so another tool has written it.

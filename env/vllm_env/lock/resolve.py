@@ -90,7 +90,7 @@ def resolve(
         raise VllmEnvError(
             f"{error}.", remedy="Pin another version of that package: --with 'NAME==VERSION'."
         ) from error
-    wheels = tuple(_locked(package, file, pinned, spec) for package, file in choices)
+    wheels = tuple(_locked_wheel(package, file, pinned, spec) for package, file in choices)
     _check_variant(spec, versions_of(wheels))
     return wheels
 
@@ -121,7 +121,7 @@ def _tags(python: str, glibc: int, target: Platform = AMD64) -> list[Tag]:
     ]
 
 
-def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> LockedWheel:
+def _locked_wheel(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> LockedWheel:
     """Return a package of uv's answer as a locked wheel; ``file`` is the file that was chosen."""
     if isinstance(file, PackageArchive):
         return _from_archive(package, file, pinned)

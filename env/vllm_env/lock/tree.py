@@ -42,7 +42,7 @@ def tree_digest(tree: Path) -> str:
         UsageError: a file cannot be read.
     """
     digest = hashlib.sha256()
-    for place, source in _sources(tree):
+    for place, source in _source_files(tree):
         if source.is_symlink():
             content = f"link {source.readlink()}"
         else:
@@ -62,7 +62,7 @@ def copy_tree(tree: Path, copy: Path) -> None:
         UsageError: a file cannot be read.
     """
     copy.mkdir()
-    for place, source in _sources(tree):
+    for place, source in _source_files(tree):
         target = copy / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_symlink():
@@ -76,7 +76,7 @@ def copy_tree(tree: Path, copy: Path) -> None:
         _lend_history(tree, copy)
 
 
-def _sources(tree: Path) -> Iterator[tuple[Path, Path]]:
+def _source_files(tree: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the files and links of a tree, in a fixed order: the place in the tree and the file.
 
     Raises:
@@ -90,7 +90,7 @@ def _sources(tree: Path) -> Iterator[tuple[Path, Path]]:
     try:
         for path in sorted(tree.iterdir()):
             if path.name not in _BUILD_FOLDERS and path.suffix not in left_out:
-                yield from _files(path, Path(path.name), (tree,))
+                yield from _files_below(path, Path(path.name), (tree,))
     except OSError as error:
         raise UsageError(
             f"The source tree {tree} cannot be read: {error.strerror}: {error.filename}.",
@@ -98,7 +98,7 @@ def _sources(tree: Path) -> Iterator[tuple[Path, Path]]:
         ) from error
 
 
-def _files(source: Path, place: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Path]]:
+def _files_below(source: Path, place: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Path]]:
     """Yield the files and links at or below a path of a tree, each with its place in the copy.
 
     Args:
@@ -126,7 +126,7 @@ def _files(source: Path, place: Path, above: tuple[Path, ...]) -> Iterator[tuple
         if any((source / mark).is_file() for mark in _MARKS_OF_TOOLS):
             return
         for path in sorted(source.iterdir()):
-            yield from _files(path, place / path.name, (*above, source))
+            yield from _files_below(path, place / path.name, (*above, source))
     # Sockets and pipes cannot be copied.
     elif source.is_file():
         yield place, source

@@ -31,17 +31,19 @@ def render_sbom(lock: Lock, libraries: dict[str, Path], stub: Stub) -> str:
         # The qualifiers tell builds of one version apart (package URL specification, type conda).
         qualifiers = f"build={package.build}&subdir={package.subdir}"
         url = f"pkg:conda/{package.name}@{package.version}?{qualifiers}"
-        components.append(_package(url, package))
+        components.append(_package_component(url, package))
     # Sorted, because equal locks may list their wheels in another order.
     wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
-    components += [_package(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels]
-    components += [_library(place, file) for place, file in sorted(libraries.items())]
+    components += [
+        _package_component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels
+    ]
+    components += [_library_component(place, file) for place, file in sorted(libraries.items())]
     # Without a stub, the server's own is used, which is no part of the model.
     if stub.path:
-        components.append(_stub(stub))
+        components.append(_stub_component(stub))
     if stub.libraries:
         beside = sorted(stub.libraries.iterdir())
-        components += [_library(f"{STUB_LIBRARIES}/{file.name}", file) for file in beside]
+        components += [_library_component(f"{STUB_LIBRARIES}/{file.name}", file) for file in beside]
     # No serial number and no time, which CycloneDX allows: both would differ from build to build.
     described = {"type": "application", "name": "vllm_env", "version": lock.digest}
     document = {
@@ -54,7 +56,7 @@ def render_sbom(lock: Lock, libraries: dict[str, Path], stub: Stub) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _package(url: str, package: CondaPackage | LockedWheel) -> dict[str, Any]:
+def _package_component(url: str, package: CondaPackage | LockedWheel) -> dict[str, Any]:
     """Return the component of a package; ``url`` is its package URL (pkg:…)."""
     return {
         "type": "library",
@@ -66,7 +68,7 @@ def _package(url: str, package: CondaPackage | LockedWheel) -> dict[str, Any]:
     }
 
 
-def _stub(stub: Stub) -> dict[str, Any]:
+def _stub_component(stub: Stub) -> dict[str, Any]:
     """Return the component of the stub, which is made of ``python_backend`` at Triton's release."""
     return {
         "type": "application",
@@ -79,7 +81,7 @@ def _stub(stub: Stub) -> dict[str, Any]:
     }
 
 
-def _library(place: str, file: Path) -> dict[str, Any]:
+def _library_component(place: str, file: Path) -> dict[str, Any]:
     """Return the component of a shared library; ``place`` is its path in the environment."""
     # Not versioned: a library's file has no version of its package.
     return {

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.lock.pins import PinnedVllm
-from vllm_env.lock.resolve import _check_variant, _locked, _tags
+from vllm_env.lock.resolve import _check_variant, _locked_wheel, _tags
 from vllm_env.lock.spec import Overrides, Spec, load_spec
 
 _PINNED = PinnedVllm("vllm==0.99.0", origin="release")
@@ -43,7 +43,7 @@ def test_a_local_version_is_on_pytorchs_own_index_only(spec: Spec, version: str,
     name = f"torch-{version.replace('+', '%2B')}-cp311-cp311-linux_x86_64.whl"
     wheel = PackageWheel(url=f"file:///opt/wheels/{name}", size=5, hashes={"sha256": "1" * 64})
     package = Package(name=canonicalize_name("torch"), version=Version(version), wheels=[wheel])
-    locked = _locked(package, wheel, _PINNED, spec)
+    locked = _locked_wheel(package, wheel, _PINNED, spec)
     assert (locked.index, locked.size, locked.url) == (index, 5, "")
     assert locked.file == f"torch-{version}-cp311-cp311-linux_x86_64.whl"
 
@@ -60,5 +60,5 @@ def test_a_torchvision_for_another_cuda_version_is_refused() -> None:
 def test_a_wheel_of_a_url_keeps_the_place(spec: Spec) -> None:
     """No index has it; the version is the one in its file's name."""
     archive = PackageArchive(url="https://files.test/demo-1.2%2Bx-py3-none-any.whl", size=9, hashes={"sha256": "2" * 64})
-    locked = _locked(Package(name=canonicalize_name("demo"), archive=archive), archive, _PINNED, spec)
+    locked = _locked_wheel(Package(name=canonicalize_name("demo"), archive=archive), archive, _PINNED, spec)
     assert (locked.version, locked.file, locked.url, locked.size) == ("1.2+x", "demo-1.2+x-py3-none-any.whl", archive.url, 9)
