@@ -241,6 +241,7 @@ def _check_paths(workspace: Workspace, request: BuildRequest, triton: TritonRoot
     # The smoke run serves a copy in the cache. Triton resolves links in the path of an environment,
     # so no link helps here.
     places = [workspace.cache.root] if request.smoke else []
+    # With either, a server on this machine will load the published folder, too.
     if request.smoke or request.warm:
         places.append(request.model_folder)
     for place in map(os.path.realpath, places):

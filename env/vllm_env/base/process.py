@@ -274,7 +274,10 @@ def _end_sessions(children: Sequence[Child]) -> None:
         _signal_session(child, signal.SIGTERM)
     for child in children:
         # Programs such as git clean up on SIGTERM, all at the same time.
-        has_ended(child, seconds=3)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=3)
+        # Also if it has ended: what it has started may still run. As long as one of them does, no
+        # other group can have this id.
         _signal_session(child, signal.SIGKILL)
         child.wait()
 

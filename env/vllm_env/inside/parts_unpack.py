@@ -122,7 +122,7 @@ def unpack_into(folder: str, parts: str, lock: int | None = None, packed: str = 
         OSError: the folder cannot be written.
     """
     description = _read_description()
-    _check_parts(description, parts)
+    _check_sizes(description, parts)
     _run_workers(description, parts, folder, _to_stderr, lock, packed)
 
 
@@ -154,7 +154,7 @@ def find(description: Description, parts: str, tell: Tell) -> str:
             tell(f"the environment is unpacked in {tree}")
             return tree
     # 2) Unpack in the first place that can be used.
-    _check_parts(description, parts)
+    _check_sizes(description, parts)
     reasons = []
     for place in candidates:
         tree = os.path.join(place, description["key"])
@@ -341,7 +341,7 @@ def _run_worker(lock: int | None, *job: str) -> None:
     )
 
 
-def _check_parts(description: Description, parts: str) -> None:
+def _check_sizes(description: Description, parts: str) -> None:
     """Raise UnpackError if a part is missing or has another size; the workers compare digests."""
     for part in description["parts"]:
         file = os.path.join(parts, part["name"])

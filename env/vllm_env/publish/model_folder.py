@@ -123,7 +123,8 @@ def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path
     """Put the files that ``target`` lacks into the new folder ``missing``, and return that folder.
 
     A folder without ``config.pbtxt`` is not a complete model. It gets all files of the template,
-    which replace its own. If it was adopted, it keeps its own files.
+    which replace its own. A model that was adopted (made of a model for the official backend) keeps
+    its own files.
 
     Every adopted model gets this project's current code. A model without engine arguments gets the
     template's example of them.
@@ -140,6 +141,7 @@ def stage_additions(built: BuiltSet, template: Path, target: Path, missing: Path
     if not os.path.lexists(target / CONFIG_NAME):
         ignore = _ignore_of_template(template, target, only_lacking=adopted)
         shutil.copytree(template, missing, ignore=ignore, dirs_exist_ok=True)
+        # A file that is a mount of its own has not been copied, but no model goes without this one.
         shutil.copy2(template / CONFIG_NAME, missing / CONFIG_NAME)
         set_environment_path(missing, built.layout.environment)
         set_count(missing, built.count)
@@ -158,9 +160,7 @@ def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> 
     """Return ``ignore`` to copy the template, or with ``only_lacking`` what ``target`` lacks."""
     # The template may be a model that was built and warmed itself. Its set and its caches belong
     # to another environment.
-    patterns = shutil.ignore_patterns(
-        *_BYTECODE, *BUILT_NAMES, CACHE_NAME, f"{STAGING_PREFIX}*", CONFIG_NAME
-    )
+    patterns = shutil.ignore_patterns(*_BYTECODE, *BUILT_NAMES, CACHE_NAME, f"{STAGING_PREFIX}*")
     volumes = mounts_in(template)
     # This project's code is staged on its own.
     present = {Path(VERSION_FOLDER, name) for name in CODE_NAMES}

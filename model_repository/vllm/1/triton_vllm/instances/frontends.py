@@ -45,7 +45,9 @@ Triton starts both at the same time.
 
 
 def join(args: Mapping[str, str], log: Log) -> Frontends | None:
-    """Return this instance's part in an engine that several share; None if it is the only instance.
+    """Return this instance's part in an engine that several share.
+
+    None if it is the only instance of its group on its device: then it shares nothing.
 
     Args:
         args: the arguments that Triton passes to ``initialize``.

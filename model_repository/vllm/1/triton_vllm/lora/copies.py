@@ -138,7 +138,7 @@ class Copies:
             return self._made.get(digest) or self._keep(new, digest, size)
 
     def _keep(self, new: Path, digest: str, size: int) -> Copy:
-        """Move a new copy out of its temporary place; return it.
+        """Move a new copy out of its temporary place, which `make` removes; return it.
 
         Args:
             new: the folder with the files.
@@ -157,7 +157,7 @@ class Copies:
                 if not copy.folder.exists():
                     raise
         else:
-            # Numbered, because an earlier copy of the same contents may just be removed.
+            # Numbered, because an earlier copy of the same contents may be being removed right now.
             folder = self._folder / f"{digest}-{next(self._numbers)}"
             copy = Copy(new.rename(folder), digest, removable=size)
             # The folder is removed when no code holds the copy any more.

@@ -53,16 +53,16 @@ class Claim:
             [process_space(), server, start_time(server), args["model_name"], args["model_version"]]
         )
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        self.shared = instances(args) != 1
+        self.shared = instances(args) > 1
         self._path = place / _LOCK_NAME.format(digest)
         self._log = log
         # Whether it has been logged that the metrics wait.
         self._waits = False
         # The lock's descriptor; None without the claim.
         self._lock: int | None = None
-        # files of servers that were killed
+        # Servers that were killed have left theirs.
         for path in place.glob(_LOCK_NAME.format("*")):
-            _remove(path)
+            _remove_unheld(path)
 
     def take(self) -> bool:
         """Take the claim unless another instance holds it; return whether this instance has it.
@@ -88,7 +88,7 @@ class Claim:
         if self._lock is not None:
             locks.free(self._lock)
             self._lock = None
-            _remove(self._path)
+            _remove_unheld(self._path)
 
 
 def instances(args: Mapping[str, str]) -> int:
@@ -101,7 +101,7 @@ def instances(args: Mapping[str, str]) -> int:
     return total
 
 
-def _remove(path: Path) -> None:
+def _remove_unheld(path: Path) -> None:
     """Remove a lock's file if no process holds the lock."""
     with contextlib.suppress(OSError):
         lock = locks.take(path)

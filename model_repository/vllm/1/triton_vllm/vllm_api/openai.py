@@ -154,7 +154,8 @@ def build_application(
     Raises:
         Exception: vLLM's own exception.
     """
-    # The engine's own configuration has the parser's name, wherever the operator wrote it.
+    # vLLM's application reads the name of the reasoning parser here only. The operator may have
+    # written it elsewhere; the engine's configuration has it in any case.
     args.structured_outputs_config = llm.vllm_config.structured_outputs_config  # type: ignore[attr-defined]
     build = _find("build_app")
     given = {
