@@ -39,6 +39,8 @@ class Machines:
         self._log = folder / "server.log"
         self.node_log = folder / "node.log"
         several = {"tensor_parallel_size": 2, "nnodes": 2, "master_port": free_ports().http}
+        # For ranks on one host, vLLM's own all-reduce looks for both GPUs, and each sees its own only (custom_all_reduce.py).
+        several |= {"disable_custom_all_reduce": True}
         self._arguments = {"model": str(parts.standin), **CPU_ARGUMENTS, **several, **(engine_args or {})}
         copy_model(parts.model, self._model)
         set_arguments(self._model, self._arguments)
