@@ -188,3 +188,34 @@ def test_a_folder_is_locked_and_private_until_it_is_removed(home):
     assert folders(home) == []
     (deep := home / ("d" * 107)).mkdir()
     assert not RunFolder(deep).fits
+
+
+_MAKES_MEMORY = """
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=4096)
+resource_tracker.unregister(memory._name, "shared_memory")
+print(memory.name, flush=True)
+input()
+"""
+
+
+def test_the_memory_of_a_killed_child_is_removed_at_the_end(home: Path) -> None:
+    """VLLM kills slow workers and their resource trackers; what a living process uses stays."""
+    folder = RunFolder(home)
+    own = SharedMemory(create=True, size=4096)
+    try:
+        command = [sys.executable, "-c", _MAKES_MEMORY]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            memory = run_folder._SHARED_MEMORY / child.stdout.readline().strip()
+            folder.note_memory()
+            child.kill()
+        assert memory.is_file()
+        folder.remove()
+        assert not memory.exists()
+        assert (run_folder._SHARED_MEMORY / own.name).is_file()
+    finally:
+        own.close()
+        own.unlink()
+    assert not folder.path.exists()

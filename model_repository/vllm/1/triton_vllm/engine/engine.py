@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
+from triton_vllm.base import processes
 from triton_vllm.base.errors import NOT_TAKEN, UNLOADING, StoppedError, UnavailableError
 from triton_vllm.engine import spare_memory
 from triton_vllm.engine.fit import Fit
@@ -25,6 +26,8 @@ from triton_vllm.operator.run import Operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import psutil
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import EngineClient, Log
@@ -91,6 +94,8 @@ class Engine:
         self._loop = self._thread.loop
         # Set by ``_load``. It stays when the engine has died, unlike ``jobs.llm``.
         self._llm: EngineClient
+        # The processes of the engine, and others that this process has started.
+        self._processes: list[psutil.Process] = []
         # Set when the engine is to end for good.
         self._ending = threading.Event()
         # The API on the OpenAI port, if ``attach`` has been called.
@@ -193,6 +198,7 @@ class Engine:
         if self._ending.is_set():
             self._llm.shutdown()
             return
+        self._processes = processes.descendants()
         # Tells the other instances that the engine serves.
         self._source.share()
         self.runner.use(self._llm, self.facts)
@@ -302,6 +308,9 @@ class Engine:
                 else:
                     # In a thread: the other API refuses requests meanwhile, in this loop.
                     await asyncio.to_thread(self._llm.shutdown)
+                # A worker that waits for another one's GPU does not see that EngineCore has died.
+                # It would keep the GPU's memory, and the port where several machines meet.
+                await asyncio.to_thread(processes.end_orphans, self._processes)
                 await self._load()
             except Exception as error:  # noqa: BLE001 - e.g. out of memory, until it is freed
                 delay = delays[min(attempt, len(delays) - 1)]

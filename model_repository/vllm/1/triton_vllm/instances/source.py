@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.instances.machines import Machines
 
 
 @dataclass(frozen=True)
@@ -82,22 +83,34 @@ class Source:
 
 @dataclass
 class Sole(Source):
-    """An engine that only this process uses. Its client itself knows whether it has died.
+    """An engine that only this process uses. Its client knows whether EngineCore has died.
 
     Attributes:
         vllm: the loaded vLLM.
         values: engine arguments.
+        machines: the other machines of the engine; None if it is on one.
     """
 
     vllm: vllm_api.Vllm
     values: Mapping[str, Any]
+    machines: Machines | None = None
     counts: Counts = field(default_factory=Counts)
     sleep_state: SleepState = field(default_factory=SleepState)
 
     async def start(self, *, in_thread: bool = False) -> EngineClient:
         """See ``Source``."""
         if in_thread:
-            return await asyncio.to_thread(vllm_api.start, self.vllm, self.values)
-        # This blocks the loop, as in vLLM's own server. Nothing else can be done until the model is
-        # loaded.
-        return vllm_api.start(self.vllm, self.values)
+            llm = await asyncio.to_thread(vllm_api.start, self.vllm, self.values)
+        else:
+            # This blocks the loop, as in vLLM's own server. Nothing else can be done until the
+            # model is loaded.
+            llm = vllm_api.start(self.vllm, self.values)
+        if self.machines is not None:
+            self.machines.note()
+        return llm
+
+    def loss(self) -> Loss | None:
+        """See ``Source``."""
+        if self.machines is not None and self.machines.is_one_lost():
+            return Loss("has lost another machine of its own")
+        return None

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_MASTER_PORT = 29501
+"""vLLM's default of the engine argument ``master_port``."""
 _FOR_SEVERAL_MACHINES = (
     "data_parallel_address",
     "data_parallel_external_lb",
@@ -96,6 +98,11 @@ def machines(engine_args: Mapping[str, Any]) -> int:
         ConfigError: the number is not a positive integer.
     """
     return _size(engine_args, "nnodes")
+
+
+def master_port(engine_args: Mapping[str, Any]) -> int:
+    """Return the port of the first machine, where the workers of all machines meet."""
+    return int(engine_args.get("master_port") or _MASTER_PORT)
 
 
 def _size(engine_args: Mapping[str, Any], argument: str) -> int:

@@ -7,7 +7,7 @@ import os
 import traceback
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base import processes, triton
@@ -17,6 +17,7 @@ from triton_vllm.engine.engine import Engine
 from triton_vllm.engine.pace import Pace
 from triton_vllm.engine.prompts import Prompter
 from triton_vllm.instances import frontends
+from triton_vllm.instances.machines import Machines
 from triton_vllm.instances.source import Sole
 from triton_vllm.lora.copies import Copies
 from triton_vllm.lora.store import AdapterStore
@@ -31,7 +32,13 @@ from triton_vllm.reply.watch import CancellationWatch, Departure
 from triton_vllm.request.contract import require_completed
 from triton_vllm.startup import engine_args, interpreter
 from triton_vllm.startup.cause import Cause, shared_memory_remedy
-from triton_vllm.startup.devices import is_on_one_machine, parallel_sizes, uses_ray
+from triton_vllm.startup.devices import (
+    is_on_one_machine,
+    machines,
+    master_port,
+    parallel_sizes,
+    uses_ray,
+)
 from triton_vllm.startup.endpoint import HttpEndpoint
 from triton_vllm.startup.executor import MANY_CORES, advice, available_cores
 from triton_vllm.startup.prepare import Prepared, prepare
@@ -190,7 +197,7 @@ def _make_engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engi
     )
     return Engine(
         vllm,
-        shared or Sole(vllm, values),
+        shared or Sole(vllm, values, _other_machines(values)),
         prompter,
         _make_adapter_store(prepared, shared, log),
         log=log,
@@ -202,6 +209,11 @@ def _make_engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engi
             idle=ENGINE_IDLE_S if may_judge_idle else 0.0,
         ),
     )
+
+
+def _other_machines(values: Mapping[str, Any]) -> Machines | None:
+    """Return what watches the engine's other machines; None if there are none."""
+    return Machines(master_port(values)) if machines(values) > 1 else None
 
 
 def _make_outbox(prepared: Prepared, log: Log) -> Outbox:

@@ -29,8 +29,6 @@ from triton_vllm.startup.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MASTER_PORT = 29501
-"""vLLM's default of the engine argument ``master_port``."""
 PERIOD_S = 1.0
 """From one look at the workers to the next, s."""
 CONNECT_S = 2.0
@@ -137,7 +135,7 @@ def _machine_arguments(
     return {
         "node_rank": options.rank,
         "master_addr": leader,
-        "master_port": values.get("master_port") or MASTER_PORT,
+        "master_port": devices.master_port(values),
     }
 
 

@@ -71,7 +71,9 @@ class RunFolder:
             (self.path / _NOTE_NAME).write_text(text, encoding="utf-8")
 
     def remove(self) -> None:
-        """Remove the folder, because this process ends."""
+        """Remove the folder, because this process ends, and what killed processes have left."""
+        # vLLM kills workers that do not end in 5 s, together with Python's resource trackers.
+        _remove_memory(self.path / _NOTE_NAME)
         shutil.rmtree(self.path, ignore_errors=True)
         locks.free(self._lock)
 
