@@ -106,6 +106,10 @@ def main(question: str) -> None:
         among_more = ask(prompts * 4)[: len(prompts)]
         runs = [alone, together, among_more]
     os.write(replies, json.dumps(runs).encode() + b"\n")
+    # On a GPU, Python's own end often aborts: "terminate called without an active exception" (vLLM
+    # 0.33, 30 November 2026).
+    engine.llm_engine.engine_core.shutdown()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ def _check(
     if row.check in MEDIA:
         matrix_media.check_media(served, row.check)
         return matrix_media.media_logprobs(served, row.check)
-    matrix_ask.check_texts(served, prompts)
+    matrix_ask.check_texts(served, prompts, distinct=row.distinct)
     if row.check == "lora":
         matrix_ask.check_adapter(served, prompts)
     elif row.check == "choice":

@@ -137,7 +137,22 @@ def test_worker(serving: Serve, engine: dict[str, object], table: ChaosTable) ->
         assert "unhealthy vLLM engine" in seen
         again = served_again(server, since)
         wait_for_end(old)
+        hurt_both(server)
     table.add("a worker killed", seen, again)
+
+
+def hurt_both(server: TritonServer) -> None:
+    """EngineCore is killed and its worker hangs, as one that waits for another machine's GPU: neither is left."""
+    (worker,) = (p for p in psutil.Process(server.pid).children(recursive=True) if p.name().startswith("VLLM::Worker"))
+    (core,) = engines(server)
+    with ExitStack() as stack:
+        (stream,) = streaming(server, stack)
+        since = now()
+        worker.suspend()
+        core.kill()
+        assert "unhealthy vLLM engine" in stream.wait_end(BUSY_SECONDS).error
+    wait_for_end({core, worker})
+    served_again(server, since)
 
 
 @contextlib.contextmanager
