@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from support.patience import wait_for
-from triton_vllm.base.processes import descendants, end_orphans, is_stopped, start_time
+from triton_vllm.base.processes import is_stopped, start_time
 
 STOP = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); input()"
 TRACED = f"import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0); {STOP}"  # 0 is PTRACE_TRACEME: the parent is the debugger
@@ -39,28 +38,3 @@ def test_a_process_that_runs_and_one_that_is_gone():
     """Neither stands still."""
     assert not is_stopped(os.getpid())
     assert not is_stopped(2**31 - 1)
-
-
-FAMILY = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print(child.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_process_whose_parent_has_been_killed_is_ended():
-    """A worker of a killed EngineCore ends; what still belongs to this process does not."""
-    with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        family = descendants()
-        assert child in family
-        end_orphans(family)
-        assert child.is_running()
-        parent.kill()
-        parent.wait()
-        assert child.is_running()
-        end_orphans(family)
-        assert not child.is_running()
-    end_orphans(family)  # none is left

@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
-from triton_vllm.base import processes
 from triton_vllm.base.errors import NOT_TAKEN, UNLOADING, StoppedError, UnavailableError
 from triton_vllm.engine import spare_memory
 from triton_vllm.engine.fit import Fit
@@ -20,14 +19,13 @@ from triton_vllm.engine.jobs import Jobs
 from triton_vllm.engine.loop import LoopThread
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.patience import Patience
+from triton_vllm.engine.processes import Processes
 from triton_vllm.engine.runner import Runner
 from triton_vllm.instances.source import Loss
 from triton_vllm.operator.run import Operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import psutil
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import EngineClient, Log
@@ -60,6 +58,7 @@ class Engine:
         log: logs events.
         limits: how long a request may take and wait.
         pace: when the engine is checked and started again.
+        when_started: called each time the engine has started.
         end_process: ends this process with a status.
 
     Attributes:
@@ -79,6 +78,7 @@ class Engine:
         log: Log,
         limits: Limits,
         pace: Pace,
+        when_started: Callable[[], None] = lambda: None,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
         self._source = source
@@ -86,6 +86,7 @@ class Engine:
         self._log = log
         self._limits = limits
         self._pace = pace
+        self._when_started = when_started
         self._end_process = end_process
         self._silence = pace.silence or vllm.step_timeout_s
         self._patience = Patience(self._silence, pace.idle)
@@ -94,8 +95,7 @@ class Engine:
         self._loop = self._thread.loop
         # Set by ``_load``. It stays when the engine has died, unlike ``jobs.llm``.
         self._llm: EngineClient
-        # The processes of the engine, and others that this process has started.
-        self._processes: list[psutil.Process] = []
+        self._processes = Processes()
         # Set when the engine is to end for good.
         self._ending = threading.Event()
         # The API on the OpenAI port, if ``attach`` has been called.
@@ -184,7 +184,8 @@ class Engine:
             Exception: vLLM's own exception.
         """
         # Another API answers meanwhile, and says that there is no engine.
-        self._llm = await self._source.start(in_thread=self._front is not None)
+        with self._processes.noting():
+            self._llm = await self._source.start(in_thread=self._front is not None)
         self.facts = vllm_api.facts(self._llm, await self._llm.get_supported_tasks())
         # A model that only pools has no token to sample. For other instances this has been done,
         # and the engine may sleep already.
@@ -198,7 +199,7 @@ class Engine:
         if self._ending.is_set():
             self._llm.shutdown()
             return
-        self._processes = processes.descendants()
+        self._when_started()
         # Tells the other instances that the engine serves.
         self._source.share()
         self.runner.use(self._llm, self.facts)
@@ -308,9 +309,10 @@ class Engine:
                 else:
                     # In a thread: the other API refuses requests meanwhile, in this loop.
                     await asyncio.to_thread(self._llm.shutdown)
-                # A worker that waits for another one's GPU does not see that EngineCore has died.
-                # It would keep the GPU's memory, and the port where several machines meet.
-                await asyncio.to_thread(processes.end_orphans, self._processes)
+                await asyncio.to_thread(self._processes.end)
+                # The engine may have been given up during these waits.
+                if self._ending.is_set():
+                    return
                 await self._load()
             except Exception as error:  # noqa: BLE001 - e.g. out of memory, until it is freed
                 delay = delays[min(attempt, len(delays) - 1)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import multiprocessing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
+from triton_vllm.engine.processes import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
     import psutil
 
@@ -34,7 +34,7 @@ def worked_seconds() -> float:
     import psutil
 
     try:
-        processes = list(_processes())
+        processes = list(current())
         states = {process.status() for process in processes}
         # The engine does no work, whatever the others do: workers poll for a stopped EngineCore.
         if _STOPPED in states:
@@ -45,16 +45,6 @@ def worked_seconds() -> float:
     # A process has just ended, or the kernel does not show it.
     except psutil.Error:
         return math.inf
-
-
-def _processes() -> Iterator[psutil.Process]:
-    """Yield the processes that this one has started, the engine's, with all their children."""
-    import psutil
-
-    for engine in multiprocessing.active_children():
-        root = psutil.Process(engine.pid)
-        yield root
-        yield from root.children(recursive=True)
 
 
 def _seconds(process: psutil.Process) -> float:

@@ -158,8 +158,8 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         send_watch.start()
         refusals = Refusals()
         publisher = _publish(prepared, shared, args, log, refusals)
-    if prepared.run_folder is not None:
-        prepared.run_folder.note_memory()
+    # The front ends and the metrics have some, too.
+    _note_memory(prepared)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
     advised = advice(available_cores(), instances(args), on_cpu=vllm_api.runs_on_cpu())
@@ -208,7 +208,14 @@ def _make_engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engi
             # 0 turns this limit off.
             idle=ENGINE_IDLE_S if may_judge_idle else 0.0,
         ),
+        when_started=partial(_note_memory, prepared),
     )
+
+
+def _note_memory(prepared: Prepared) -> None:
+    """Write down the shared memory, which the next start removes if this process is killed."""
+    if prepared.run_folder is not None:
+        prepared.run_folder.note_memory()
 
 
 def _other_machines(values: Mapping[str, Any]) -> Machines | None:

@@ -26,6 +26,8 @@ LONGEST_FOLDER_BYTES = 107 - len("/") - 36
 """The most bytes of the folder's path: a Unix socket's path has 107, and vLLM's names have 36."""
 _FOLDER_PREFIX = "vllm_env_run_"
 _NOTE_NAME = "memory"
+_OF_PYTHON = ("psm_", "sem.mp-")
+"""How the names begin that Python gives to shared memory and semaphores."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
 
 
@@ -47,6 +49,7 @@ class RunFolder:
         #    made some for this process, and names it in its command line.
         command = Path("/proc/self/cmdline").read_bytes().split(b"\0")
         own = {os.fsdecode(argument) for argument in command}
+        self._noted: set[str] = set()
         self._foreign = {path.name for path in _shared_memory_files()} - own
         # 2) Make the folder. It gets its final name after it is locked: `sweep` of another start,
         #    which only knows that name, would otherwise remove it.
@@ -61,10 +64,10 @@ class RunFolder:
         return len(os.fsencode(self.path)) <= LONGEST_FOLDER_BYTES
 
     def note_memory(self) -> None:
-        """Write down the shared memory that this process and its children use."""
+        """Write down the shared memory that this process and its children use, and have used."""
         used = _mapped_files([os.getpid(), *_children()])
-        names = {path.name for path in used} - self._foreign
-        text = json.dumps({"space": process_space(), "names": sorted(names)})
+        self._noted |= {path.name for path in used} - self._foreign
+        text = json.dumps({"space": process_space(), "names": sorted(self._noted)})
         # The load goes on without a note. Only a kill then leaves memory that no later start
         # removes.
         with contextlib.suppress(OSError):
@@ -73,7 +76,7 @@ class RunFolder:
     def remove(self) -> None:
         """Remove the folder, because this process ends, and what killed processes have left."""
         # vLLM kills workers that do not end in 5 s, together with Python's resource trackers.
-        _remove_memory(self.path / _NOTE_NAME)
+        _remove_memory(self.path / _NOTE_NAME, _OF_PYTHON)
         shutil.rmtree(self.path, ignore_errors=True)
         locks.free(self._lock)
 
@@ -99,8 +102,12 @@ def sweep(home: Path) -> None:
                 locks.free(lock)
 
 
-def _remove_memory(note: Path) -> bool:
+def _remove_memory(note: Path, prefixes: tuple[str, ...] = ("",)) -> bool:
     """Remove the shared memory that a note names and no process uses.
+
+    Args:
+        note: the file.
+        prefixes: how the names to remove begin. Other containers may use other memory, too.
 
     Returns:
         Whether the note's folder may be removed: False if a process uses some of the memory.
@@ -120,7 +127,7 @@ def _remove_memory(note: Path) -> bool:
 
     used = {path.name for path in _mapped_files(psutil.pids())}
     for path in _shared_memory_files():
-        if path.name in names - used:
+        if path.name in names - used and path.name.startswith(prefixes):
             with contextlib.suppress(OSError):
                 path.unlink()
     return not names & used
