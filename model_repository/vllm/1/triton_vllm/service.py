@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from triton_vllm.base import official, triton
+from triton_vllm.base import official, python_logs, triton
 from triton_vllm.base.errors import AdapterError, ConfigError, InternalError
 from triton_vllm.reply.reply import NoOutputs, Reply
 from triton_vllm.request.admit import admit
@@ -36,6 +36,7 @@ class Service:
     def __init__(self, args: Mapping[str, str]) -> None:
         self._name = args["model_name"]
         self._log = triton.Log(self._name)
+        python_logs.send_to(self._log)
         # The server can give the load up until `initialize` returns, also while the port opens.
         with AbandonedLoad():
             self._load(args)
