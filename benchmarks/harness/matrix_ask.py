@@ -143,7 +143,7 @@ def check_texts(
 
     Raises:
         WrongAnswerError: an answer is empty, a stream differs from the whole answer, or two prompts
-            have one answer and must not.
+            have one answer although ``distinct`` is set.
     """
     answers: list[list[str]] = []
     for backend, port in (("triton", served.grpc), ("openai", served.openai)):
@@ -180,7 +180,7 @@ def require_sound(
 
     Raises:
         WrongAnswerError: an answer is empty, a stream differs from the whole answer, or two prompts
-            have one answer and must not.
+            have one answer although ``distinct`` is set.
     """
     for index, (one, other) in enumerate(zip(whole, streamed, strict=True)):
         if not one:

@@ -13,7 +13,7 @@ from support.clock import now
 from support.leftovers import leftovers, wait_for_none
 from support.machines import Machines
 from support.model_requests import ask
-from support.patience import LIMIT, pause
+from support.patience import LIMIT, pause, wait_for
 from support.server_processes import engines
 from vllm_env.serve.standin import FACTS
 
@@ -49,6 +49,8 @@ def test_each_part_is_killed_in_turns(parts: Parts, tmp_path: Path) -> None:
             began = now()
             if number == 0:
                 machines.end_node(signal.SIGKILL)
+                # Without any request: with NCCL, one would wait for minutes.
+                wait_for(lambda: "has lost a worker" in machines.server_log(), "the loss in the log")
                 machines.start_node()
             else:
                 # One of its workers; the program starts them again.

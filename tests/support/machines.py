@@ -39,7 +39,7 @@ class Machines:
         self._log = folder / "server.log"
         self.node_log = folder / "node.log"
         several = {"tensor_parallel_size": 2, "nnodes": 2, "master_port": free_ports().http}
-        # For ranks on one host, vLLM's own all-reduce looks for both GPUs, and each sees its own only (custom_all_reduce.py).
+        # vLLM's own all-reduce fails here: for two ranks on one host it looks for both GPUs, and each process sees one (0.33).
         several |= {"disable_custom_all_reduce": True}
         self._arguments = {"model": str(parts.standin), **CPU_ARGUMENTS, **several, **(engine_args or {})}
         copy_model(parts.model, self._model)
@@ -52,6 +52,10 @@ class Machines:
         note_start(TRITON, self._arguments, engine=True)
         launch = Launch(self._variables(0), (), READY_SECONDS, STALL_SECONDS)
         return TritonServer(self._parts.binary, self._model.parent, log=self._log, launch=launch)
+
+    def server_log(self) -> str:
+        """Return what Triton's machine has logged."""
+        return self._log.read_text(errors="replace")
 
     def start_node(self) -> None:
         """Start the other machine's program."""

@@ -191,6 +191,43 @@ def test_an_engine_that_is_given_up_while_it_starts_again_does_not_open(started,
     assert not any("is back" in line for line in engine._log.lines)
 
 
+def test_what_a_dead_engine_leaves_is_ended_before_the_next_one_starts(started, monkeypatch):
+    """And the memory of each engine is noted."""
+    engine, _ = started()
+    events = []
+    monkeypatch.setattr(engine._processes, "end", lambda: events.append(("ended", len(Llm.started))))
+    monkeypatch.setattr(engine, "_when_started", lambda: events.append(("started", len(Llm.started))))
+    Llm.started[-1].errored = True
+    wait_for(lambda: len(Llm.started) == 2 and engine.jobs.is_up())
+    assert events == [("ended", 1), ("started", 2)]
+
+
+def test_an_engine_that_is_given_up_while_processes_end_does_not_start_again(started, monkeypatch):
+    """Its start could take minutes, and the unload would wait for it."""
+    engine, _ = started()
+    engine._end_process = lambda _: None
+    held, go_on, revived = threading.Event(), threading.Event(), threading.Event()
+    revive = engine._revive
+
+    async def revive_and_tell():
+        await revive()
+        revived.set()
+
+    def end():
+        held.set()
+        assert go_on.wait(PROMISED)
+
+    monkeypatch.setattr(engine, "_revive", revive_and_tell)
+    monkeypatch.setattr(engine._processes, "end", end)
+    Llm.started[-1].errored = True
+    assert held.wait(PROMISED)
+    engine._loop.call_soon_threadsafe(engine.give_up, "the reason")
+    wait_for(lambda: engine.jobs.why_down == NOT_TAKEN, "the end")
+    go_on.set()
+    assert revived.wait(PROMISED)
+    assert len(Llm.started) == 1
+
+
 @pytest.mark.parametrize("fault", ["shutdown raises", "shutdown hangs", "the log is full"])
 def test_an_engine_that_is_given_up_ends_its_process_whatever_fails(started, monkeypatch, fault):
     """Without that, the device's memory and the clients' requests would be kept for ever. The clients get their errors."""

@@ -19,7 +19,7 @@ class _Handler(logging.Handler):
     """
 
     def __init__(self, log: Log) -> None:
-        super().__init__(logging.INFO)
+        super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -34,7 +34,8 @@ class _Handler(logging.Handler):
 def send_to(log: Log) -> None:
     """Send warnings and errors of this package's own loggers to ``log``.
 
-    Without a handler, they do not reach the server's log with vLLM 0.28 and 0.30.
+    With vLLM 0.28 and 0.30, Python's default handler does not write them there (seen on
+    30 November 2026).
     """
     logger = logging.getLogger(_NAME)
     logger.handlers = [_Handler(log)]

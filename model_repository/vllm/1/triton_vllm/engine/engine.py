@@ -58,7 +58,7 @@ class Engine:
         log: logs events.
         limits: how long a request may take and wait.
         pace: when the engine is checked and started again.
-        when_started: called each time the engine has started.
+        when_started: called each time an engine has started, also after a loss.
         end_process: ends this process with a status.
 
     Attributes:

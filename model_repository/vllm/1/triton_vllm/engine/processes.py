@@ -1,8 +1,8 @@
-"""The processes of the engine: what this process has started by multiprocessing, with its children.
+"""Find the processes of the engine, and end those that a dead engine has left.
 
-An engine that ends in order takes them along. After the death of EngineCore, a worker may be left:
-one that waits for another machine's GPU, or still loads the model, does not see that its parent has
-died. It would keep the GPU's memory, and the port where several machines meet.
+A worker may outlive EngineCore: if it waits for another machine's GPU, or still loads the model, it
+does not see that its parent has died. It keeps the GPU's memory, and the port where the workers of
+several machines meet. So the next engine could not start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _PAUSE_S = 0.05
 
 
 def current() -> Iterator[psutil.Process]:
-    """Yield the engine's processes whose parents live.
+    """Yield the processes that this one has started by multiprocessing, with all their children.
+
+    They are the engine's. Those whose parent has ended are not among them.
 
     Raises:
         psutil.Error: one has just ended, or the kernel does not show it.
@@ -41,14 +43,14 @@ def current() -> Iterator[psutil.Process]:
 
 
 class Processes:
-    """The processes of an engine since its start, also those whose parents have ended."""
+    """The processes that an engine has started, also those whose parent has ended."""
 
     def __init__(self) -> None:
         self._seen: set[psutil.Process] = set()
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Note the processes that are there in the end, and each second before."""
+        """Note the processes each second during the block, and at its end."""
         ends = threading.Event()
 
         def note() -> None:
@@ -65,19 +67,24 @@ class Processes:
             self._note()
 
     def end(self) -> None:
-        """Kill those that an engine has left, and wait until they have ended, at most 10 s."""
+        """Kill those that still run, and wait at most 10 s until they have ended."""
+        import psutil
+
         left = [process for process in self._seen if _is_left(process)]
         self._seen.clear()
         for process in left:
             # It has just ended.
-            with contextlib.suppress(_errors()):
+            with contextlib.suppress(psutil.Error):
                 process.kill()
         limit = time.monotonic() + _END_S
         while any(map(_is_left, left)) and time.monotonic() < limit:
             time.sleep(_PAUSE_S)
 
     def _note(self) -> None:
-        with contextlib.suppress(_errors()):
+        import psutil
+
+        # One has just ended. The next look finds the others.
+        with contextlib.suppress(psutil.Error):
             self._seen.update(current())
 
 
@@ -86,15 +93,9 @@ def _is_left(process: psutil.Process) -> bool:
     import psutil
 
     try:
-        # In a container, nobody may take the status of a process that has lost its parent.
+        # A zombie may stay: in a container, process 1 may reap nothing.
         has_ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
         # Python's resource tracker removes the shared memory of killed processes, and ends.
         return not has_ended and "resource_tracker" not in " ".join(process.cmdline())
     except psutil.Error:
         return False
-
-
-def _errors() -> type[Exception]:
-    import psutil
-
-    return psutil.Error

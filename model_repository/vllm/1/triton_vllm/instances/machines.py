@@ -9,7 +9,7 @@ from pathlib import Path
 _PERIOD_S = 2.0
 """From one look at the connections to the next, s."""
 _LOOKS = 2
-"""In so many looks one after another, a connection must be missing."""
+"""A machine is lost when a connection is missing in this many looks one after another."""
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED = "01"
 
@@ -27,12 +27,13 @@ class Machines:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        # The number of the engine, counted from 1 on, and of the one that has lost a machine.
+        # Engines are numbered from 1 on. 0: none has started.
         self._engine = 0
+        # The number of the engine that has lost a machine. 0: none has.
         self._lost = 0
 
     def note(self) -> None:
-        """Watch those who are connected now, because the engine has just become ready."""
+        """Watch the connections that are there now: the engine has just become ready."""
         self._engine += 1
         joined = connected_to(self._port)
         if joined:
@@ -43,7 +44,7 @@ class Machines:
 
     def is_one_lost(self) -> bool:
         """Return whether one of those connections has ended."""
-        return 0 < self._lost == self._engine
+        return self._lost > 0 and self._lost == self._engine
 
     def _watch(self, joined: set[str], engine: int) -> None:
         """Look until a connection is missing, or another engine has come.
@@ -60,7 +61,7 @@ class Machines:
             if engine != self._engine:
                 return
             found = connected_to(self._port)
-            # None says nothing, so that the engine does not end because a table cannot be read.
+            # None says nothing: a table that cannot be read must not end the engine.
             missing = missing + 1 if found is not None and not joined <= found else 0
         self._lost = engine
 

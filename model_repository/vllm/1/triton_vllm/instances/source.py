@@ -112,5 +112,5 @@ class Sole(Source):
     def loss(self) -> Loss | None:
         """See ``Source``."""
         if self.machines is not None and self.machines.is_one_lost():
-            return Loss("has lost a worker, perhaps of another machine")
+            return Loss("has lost a worker, perhaps one of another machine")
         return None

@@ -158,7 +158,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         send_watch.start()
         refusals = Refusals()
         publisher = _publish(prepared, shared, args, log, refusals)
-    # The front ends and the metrics have some, too.
+    # Once more, because what was opened after the engine has some, too.
     _note_memory(prepared)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
@@ -213,13 +213,13 @@ def _make_engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engi
 
 
 def _note_memory(prepared: Prepared) -> None:
-    """Write down the shared memory, which the next start removes if this process is killed."""
+    """Write down the shared memory. If this process is killed, the next start removes it."""
     if prepared.run_folder is not None:
         prepared.run_folder.note_memory()
 
 
 def _other_machines(values: Mapping[str, Any]) -> Machines | None:
-    """Return what watches the engine's other machines; None if there are none."""
+    """Return what watches the engine's other machines; None if the engine is on one machine."""
     return Machines(master_port(values)) if machines(values) > 1 else None
 
 

@@ -64,7 +64,7 @@ class RunFolder:
         return len(os.fsencode(self.path)) <= LONGEST_FOLDER_BYTES
 
     def note_memory(self) -> None:
-        """Write down the shared memory that this process and its children use, and have used."""
+        """Write down the shared memory that this process and its children use or have used."""
         used = _mapped_files([os.getpid(), *_children()])
         self._noted |= {path.name for path in used} - self._foreign
         text = json.dumps({"space": process_space(), "names": sorted(self._noted)})
@@ -74,8 +74,9 @@ class RunFolder:
             (self.path / _NOTE_NAME).write_text(text, encoding="utf-8")
 
     def remove(self) -> None:
-        """Remove the folder, because this process ends, and what killed processes have left."""
-        # vLLM kills workers that do not end in 5 s, together with Python's resource trackers.
+        """Remove the folder, and the shared memory of killed workers; this process ends."""
+        # vLLM kills workers that do not end in 5 s. It also kills Python's resource tracker, which
+        # would remove their shared memory.
         _remove_memory(self.path / _NOTE_NAME, _OF_PYTHON)
         shutil.rmtree(self.path, ignore_errors=True)
         locks.free(self._lock)
@@ -107,7 +108,7 @@ def _remove_memory(note: Path, prefixes: tuple[str, ...] = ("",)) -> bool:
 
     Args:
         note: the file.
-        prefixes: how the names to remove begin. Other containers may use other memory, too.
+        prefixes: only names that begin so are removed. Other containers may use the rest.
 
     Returns:
         Whether the note's folder may be removed: False if a process uses some of the memory.
