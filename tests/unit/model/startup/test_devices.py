@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.startup.devices import is_on_one_machine, visible
+from triton_vllm.startup.devices import is_on_one_machine, master_port, visible
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,9 @@ def test_misfits_are_refused(kind, gpus, args, says):
 def test_an_engine_that_may_be_on_several_machines(args, expected):
     """What works there is not seen here."""
     assert is_on_one_machine(args) == expected
+
+
+@pytest.mark.parametrize(("args", "port"), [({}, 29501), ({"master_port": None}, 29501), ({"master_port": "29700"}, 29700)])
+def test_the_port_where_several_machines_meet(args, port):
+    """vLLM's default, or the operator's."""
+    assert master_port(args) == port
