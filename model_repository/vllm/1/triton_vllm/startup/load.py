@@ -158,7 +158,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         send_watch.start()
         refusals = Refusals()
         publisher = _publish(prepared, shared, args, log, refusals)
-    # Once more, because what was opened after the engine has some, too.
+    # Once more: the OpenAI port and the metrics are newer than the engine.
     _note_memory(prepared)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
